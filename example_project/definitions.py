@@ -1,0 +1,48 @@
+"""The whole of what a user writes: a resource, a policy, an asset.
+
+Where the cluster is comes from environment variables; ``make demo`` sets them for a Slurm of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import dagster as dg
+
+from dagster_slurm import SlurmComputeResource, worker_policy
+from example_project.policy import batch_policy
+
+PAYLOAD = Path(__file__).parent / "payload"
+
+
+@dg.asset(metadata=worker_policy(batch_policy))
+def digits_search(context: dg.AssetExecutionContext, compute: SlurmComputeResource) -> dg.MaterializeResult:
+    """The best support vector machine for handwritten digits, searched on as many Slurm allocations as pay off."""
+    arguments = shlex.split(os.environ.get("DIGITS_SEARCH_ARGUMENTS", ""))
+    result = compute.run(
+        context=context,
+        payload=PAYLOAD,
+        argv=["{python}", "files/search.py", *arguments],
+        interval_seconds=5,
+    )
+    return result.materialize_result()
+
+
+defs = dg.Definitions(
+    assets=[digits_search],
+    jobs=[dg.define_asset_job("digits_job", selection=[digits_search])],
+    resources={
+        "compute": SlurmComputeResource(
+            host=dg.EnvVar("SLURM_HOST"),
+            port=dg.EnvVar.int("SLURM_PORT"),
+            user=dg.EnvVar("SLURM_USER"),
+            key_file=dg.EnvVar("SLURM_KEY_FILE"),
+            known_hosts=dg.EnvVar("SLURM_KNOWN_HOSTS"),
+            remote_base=dg.EnvVar("SLURM_REMOTE_BASE"),
+            remote_setup=dg.EnvVar("SLURM_REMOTE_SETUP"),
+            ray_python=dg.EnvVar("SLURM_RAY_PYTHON"),
+        )
+    },
+)
