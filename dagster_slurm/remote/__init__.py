@@ -1,0 +1,1 @@
+"""Running scripts on the login node and reading their replies."""

@@ -1,0 +1,214 @@
+"""Logging in over SSH: the host's key first, then the user."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import paramiko
+
+from dagster_slurm.errors import AuthenticationFailed, ConfigurationError, HostKeyRejected, HostUnreachable
+from dagster_slurm.remote.known_hosts import KnownKeys, known_name, read_known_keys
+from dagster_slurm.remote.shell import Deadline
+from dagster_slurm.remote.tcp import open_socket
+
+LOST = (paramiko.SSHException, EOFError, OSError)  # what calls into a broken connection raise
+_KEEPALIVE_SECONDS = 30
+_KEYS_TRIED = 5  # sshd ends a connection at 6 failures (MaxAuthTries)
+_LOG_NAME = "dagster_slurm.ssh"
+_FIELD = "SlurmComputeResource."
+
+# Without a handler of its own paramiko prints its tracebacks to standard error.
+logging.getLogger(_LOG_NAME).addHandler(logging.NullHandler())
+
+
+@attrs.frozen
+class SshAddress:
+    """Where to log in, and how.
+
+    Attributes:
+        host: Name or address.
+        port: TCP port.
+        user: Remote user name.
+        key_file: Private key (ed25519, ecdsa or rsa); a certificate beside it (``<key_file>-cert.pub``) is used too.
+            None: the keys of the SSH agent, then ``~/.ssh/id_ed25519``, ``id_ecdsa`` and ``id_rsa``.
+        known_hosts: The file with the host's key; None for ``~/.ssh/known_hosts`` and ``/etc/ssh/ssh_known_hosts``.
+        password: Tried after the keys, also as the second factor of a host that asks for both; None for none.
+        passphrase: Opens ``key_file``; None when it is not encrypted.
+        connect_timeout_seconds: Limit for connecting and logging in.
+    """
+
+    host: str
+    port: int
+    user: str
+    key_file: str | None = None
+    known_hosts: str | None = None
+    password: str | None = attrs.field(default=None, repr=False)
+    passphrase: str | None = attrs.field(default=None, repr=False)
+    connect_timeout_seconds: float = 15.0
+
+    def __str__(self) -> str:
+        return f"{self.user}@{self.host}:{self.port}"
+
+
+def connect(target: SshAddress, whole: Deadline) -> paramiko.Transport:
+    """Open a transport, check the host's key, log in. Key files are read first: a wrong one costs no connection.
+
+    Args:
+        target: Where to log in.
+        whole: The limit of the run; the target's own limit for connecting applies as well.
+
+    Raises:
+        ConfigurationError: A key file cannot be used.
+        HostUnreachable: No connection, or no SSH behind it.
+        HostKeyRejected: The host's key is not the recorded one; no credentials were sent.
+        AuthenticationFailed: The host refused the user.
+    """
+    known = read_known_keys(target.known_hosts, target.host, target.port)
+    file_key = None if target.key_file is None else _load_key(target.key_file, target.passphrase)
+    deadline = Deadline(min(whole.remaining(), target.connect_timeout_seconds))
+    sock = open_socket(target.host, target.port, deadline)
+    try:
+        transport = paramiko.Transport(sock)
+    except LOST as error:
+        sock.close()
+        raise _not_ssh(target, error) from error
+    transport.set_log_channel(_LOG_NAME)
+    try:
+        _check_host_key(transport, target, known, deadline)
+        _log_in(transport, target, file_key, deadline)
+    except BaseException:
+        transport.close()
+        raise
+    transport.set_keepalive(_KEEPALIVE_SECONDS)
+    return transport
+
+
+def _check_host_key(transport: paramiko.Transport, target: SshAddress, known: KnownKeys, deadline: Deadline) -> None:
+    options = transport.get_security_options()
+    # Ask for a key of a recorded type first, or a host with several keys would seem unknown.
+    options.key_types = sorted(options.key_types, key=lambda name: _plain_key_type(name) not in known.key_types)
+    transport.banner_timeout = transport.handshake_timeout = max(0.1, deadline.remaining())
+    try:
+        transport.start_client(timeout=max(0.1, deadline.remaining()))
+        offered = transport.get_remote_server_key()
+    except LOST as error:
+        raise _not_ssh(target, error) from error
+    key_type, key = offered.get_name(), offered.asbytes()
+    if known.trusts(key_type, key):
+        return
+    name = known_name(target.host, target.port)
+    if key in known.revoked:
+        what = f"The key of {name} is marked as revoked"
+    elif known.trusted:
+        what = f"The key of {name} is not the recorded one: the host was changed, or this is another host"
+    else:
+        what = f"The key of {name} is not recorded"
+    raise HostKeyRejected(
+        f"{what}. It offered {key_type} {offered.fingerprint}. No user name, key or password was sent.",
+        field=_FIELD + "known_hosts",
+        remedy=f"Compare the fingerprint with the one that the site publishes for {target.host} "
+        f"({_FIELD}host, {_FIELD}port), then record the key in {target.known_hosts or '~/.ssh/known_hosts'}.",
+    )
+
+
+def _plain_key_type(algorithm: str) -> str:
+    return "ssh-rsa" if algorithm.startswith("rsa-sha2-") else algorithm
+
+
+def _log_in(
+    transport: paramiko.Transport, target: SshAddress, file_key: paramiko.PKey | None, deadline: Deadline
+) -> None:
+    refusals: list[str] = []
+    with contextlib.closing(paramiko.Agent()) as agent:
+        keys = [file_key] if file_key is not None else [*agent.get_keys(), *_default_keys(target)]
+        for key in keys[:_KEYS_TRIED]:
+            attempt = functools.partial(transport.auth_publickey, target.user, key)
+            if _accepted(attempt, transport, target, deadline, refusals):
+                return
+        password = target.password
+        if password is not None:
+            attempt = functools.partial(transport.auth_password, target.user, password)
+            if _accepted(attempt, transport, target, deadline, refusals):
+                return
+    tried = "; ".join(refusals) or "there was no key and no password to try"
+    raise AuthenticationFailed(
+        f"{target} refused the login: {tried}.",
+        field=_FIELD + ("key_file" if password is None else "password"),
+        remedy=f"Check {_FIELD}user and {_FIELD}key_file. Where the site asks for a second factor, run Dagster on the "
+        "login node with the local shell.",
+    )
+
+
+def _accepted(
+    attempt: Callable[[], list[str]],
+    transport: paramiko.Transport,
+    target: SshAddress,
+    deadline: Deadline,
+    refusals: list[str],
+) -> bool:
+    transport.auth_timeout = max(0.1, deadline.remaining())
+    try:
+        further = attempt()
+    except paramiko.AuthenticationException as error:
+        if deadline.remaining() <= 0:
+            raise HostUnreachable(f"{target} did not finish the login in time.", field=_FIELD + "host") from error
+        refusals.append(str(error))
+        return False
+    except LOST as error:
+        raise HostUnreachable(f"{target} closed the connection during the login: {error}") from error
+    if further:
+        refusals.append(f"the host wants one more step: {', '.join(further)}")
+    return not further
+
+
+def _load_key(path: str, passphrase: str | None) -> paramiko.PKey:
+    field = _FIELD + "key_file"
+    file = Path(path).expanduser()
+    reasons: list[str] = []
+    for kind in (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey):
+        try:
+            key = kind.from_private_key_file(str(file), passphrase)
+        except OSError as error:
+            raise ConfigurationError(
+                f"The private key {file} cannot be read: {error.strerror}.", field=field
+            ) from error
+        except paramiko.PasswordRequiredException as error:
+            raise ConfigurationError(
+                f"The private key {file} is encrypted and no passphrase was given.",
+                field=_FIELD + "passphrase",
+            ) from error
+        except (paramiko.SSHException, ValueError) as error:
+            reasons.append(str(error))
+            continue
+        certificate = Path(f"{file}-cert.pub")
+        if certificate.is_file():
+            key.load_certificate(str(certificate))
+        return key
+    raise ConfigurationError(
+        f"{file} is not a private key that can be used (ed25519, ecdsa or rsa"
+        f"{', or the passphrase is wrong' if passphrase else ''}): {'; '.join(dict.fromkeys(reasons))}",
+        field=field,
+    )
+
+
+def _default_keys(target: SshAddress) -> list[paramiko.PKey]:
+    paths = [Path.home() / ".ssh" / name for name in ("id_ed25519", "id_ecdsa", "id_rsa")]
+    keys = []
+    for path in paths:
+        # Encrypted ones are for the agent; nobody asked for them here.
+        with contextlib.suppress(ConfigurationError):
+            keys.append(_load_key(str(path), target.passphrase))
+    return keys
+
+
+def _not_ssh(target: SshAddress, error: BaseException) -> HostUnreachable:
+    reason = str(error) or type(error).__name__
+    return HostUnreachable(
+        f"{target.host} port {target.port} took the connection but did not complete an SSH handshake: {reason}",
+        field=_FIELD + "port",
+    )
