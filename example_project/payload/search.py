@@ -17,7 +17,13 @@ from pathlib import Path
 import ray
 from dagster_pipes import PipesContext, open_dagster_pipes
 from dagster_slurm.ray import report_work
-from figures import allocation_table, full_picture, png_markdown, score_table, small_picture
+from figures import (
+    allocation_table,
+    full_picture,
+    png_markdown,
+    score_table,
+    small_picture,
+)
 from trials import (
     Outcome,
     Trial,
