@@ -1,0 +1,93 @@
+"""The batch step: this node alone, or all nodes of the allocation through ``srun``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+
+from . import processes
+from .files import Session, create_exclusively
+from .grant import PASSED_ON_PREFIX
+from .look import signal_file
+from .node import run_node, say
+from .records import Settings
+
+#: The nodes' agents end within a few seconds after a TERM.
+END_GRACE_SECONDS = 15.0
+
+#: Variables of the batch step that srun would take as options and that contradict each other or the ones given here.
+SRUN_INPUT = ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_NTASKS_PER_NODE", "SLURM_NPROCS")
+
+
+def node_count(environ: Mapping[str, str]) -> int:
+    """Nodes of the allocation; 1 outside of one."""
+    text = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
+    return int(text) if text.isdigit() else 1
+
+
+def srun_command(nodes: int, agent: list[str]) -> list[str]:
+    """One agent on each node. One that ends does not end the others, and a step inside is not kept from its CPUs."""
+    return [
+        "srun",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        "--overlap",
+        "--mem=0",
+        "--cpu-bind=none",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--unbuffered",
+        *agent,
+    ]
+
+
+def srun_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The batch step's environment; the grant's memory goes on under names that ``grant`` reads and srun does not."""
+    kept = {name: value for name, value in environ.items() if name not in SRUN_INPUT}
+    for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU"):
+        if name in environ:
+            kept[PASSED_ON_PREFIX + name[len("SLURM_") :]] = environ[name]
+    return kept
+
+
+def run_batch(session: Session, settings: Settings) -> int:
+    """Returns the exit status of the allocation."""
+    nodes = node_count(os.environ)
+    if nodes <= 1:
+        return run_node(session, settings)
+    received: list[int] = []
+    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda got, _frame: received.append(got))
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(signal_file(session, settings.token, number))
+    here = os.path.dirname(os.path.abspath(__file__))
+    agent = [sys.executable, "-u", here, "node", f"--session={session.directory}", f"--token={settings.token}"]
+    processes.become_subreaper()
+    child = processes.start(srun_command(nodes, agent), srun_environment(os.environ))
+    say(f"started the agents of {nodes} nodes")
+    return wait_for_nodes(session, settings, child, received)
+
+
+def wait_for_nodes(session: Session, settings: Settings, child: subprocess.Popen[bytes], received: list[int]) -> int:
+    """Until all agents have ended; signals go to them through files, since srun does not forward each of them."""
+    end_by: float | None = None
+    while child.poll() is None:
+        while received:
+            number = received.pop(0)
+            noted = signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM
+            create_exclusively(signal_file(session, settings.token, noted), "")
+            say(f"passing {signal.Signals(noted).name} on to all nodes")
+            if noted == signal.SIGTERM and end_by is None:
+                end_by = time.monotonic() + END_GRACE_SECONDS
+        if end_by is not None and time.monotonic() > end_by:
+            processes.end_tree(child, grace_seconds=5.0)
+        time.sleep(0.2)
+    processes.end_everything()
+    return 0 if end_by is not None else child.returncode
