@@ -1,0 +1,1 @@
+"""Worker shapes, the ledger, plans and snapshots of a session: pure decisions about allocations."""

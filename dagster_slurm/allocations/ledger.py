@@ -1,0 +1,326 @@
+"""The ledger: what a session knows for good, as a value. Every edit returns a new ledger.
+
+It is stored as ``allocation.json`` in the session directory and only ever replaced by a commit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import attrs
+
+from dagster_slurm.allocations.config import EffectiveShape
+from dagster_slurm.errors import DagsterSlurmError, LedgerDamaged, LedgerTooNew
+
+SCHEMA_VERSION = 1
+ENDED_RECORDS_KEPT = 50
+ENDED_RECORDS_KEPT_SECONDS = 3600
+
+Role = str
+HEAD: Role = "head"
+WORKER: Role = "worker"
+
+_T = TypeVar("_T")
+
+
+def _extra() -> Any:
+    return attrs.field(factory=dict, repr=False)
+
+
+@attrs.frozen(kw_only=True)
+class AllocationRecord:
+    """One allocation of the session.
+
+    Attributes:
+        slurm_job_id: What ``sbatch`` returned.
+        token: The submission's token; None for a job that was recorded without one.
+        shape: Digest of the shape it was submitted with.
+        intent: Key of the intent that counts it; None when it belongs to none.
+        submitted_at: Login node's clock when ``reconcile_workers`` submitted it; None for other allocations.
+        drain_deadline: Login node's clock at which it is cancelled; set once when it is released, never moved.
+        absent_since: Login node's clock of the first good listing without it while accounting still called it live.
+        final_state: Its last state, once known.
+        ended_at: Login node's clock when ``final_state`` was recorded.
+        extra: Keys of the stored record that this version does not know.
+    """
+
+    slurm_job_id: str
+    token: str | None
+    shape: str
+    intent: str | None = None
+    submitted_at: int | None = None
+    drain_deadline: int | None = None
+    absent_since: int | None = None
+    final_state: str | None = None
+    ended_at: int | None = None
+    extra: Mapping[str, Any] = _extra()
+
+
+@attrs.frozen(kw_only=True)
+class OpenSubmission:
+    """A submission whose job id is not recorded yet. It counts as live until it is known to be nothing.
+
+    Attributes:
+        token: Its token.
+        role: "head" or "worker".
+        intent: Key of the intent that asked for it, None for none.
+        shape: Digest of its shape.
+        prepared_at: Login node's clock of the observation that it was planned on.
+        dated: Whether its record gets a ``submitted_at``: only what an intent asked for can expire.
+        extra: Keys that this version does not know.
+    """
+
+    token: str
+    role: Role
+    intent: str | None
+    shape: str
+    prepared_at: int
+    dated: bool
+    extra: Mapping[str, Any] = _extra()
+
+
+@attrs.frozen(kw_only=True)
+class Ledger:
+    """Everything a session knows for good. Fields as in the stored JSON; ``extra`` keeps unknown keys."""
+
+    session_id: str
+    job_name: str
+    last_commit: str | None = None
+    head: AllocationRecord | None = None
+    successor: AllocationRecord | None = None
+    predecessors: tuple[AllocationRecord, ...] = ()
+    workers: tuple[AllocationRecord, ...] = ()
+    worker_template: str | None = None
+    worker_submissions: Mapping[str, OpenSubmission] = attrs.field(factory=dict)
+    revoked_tokens: tuple[str, ...] = ()
+    election: Mapping[str, Any] | None = None
+    failed_leaders: Mapping[str, int] = attrs.field(factory=dict)
+    shapes: Mapping[str, EffectiveShape] = attrs.field(factory=dict)
+    extra: Mapping[str, Any] = _extra()
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def records(self) -> tuple[AllocationRecord, ...]:
+        """Every recorded allocation: predecessors, head, successor, workers."""
+        leaders = tuple(record for record in (self.head, self.successor) if record is not None)
+        return (*self.predecessors, *leaders, *self.workers)
+
+    def record(self, slurm_job_id: str) -> AllocationRecord | None:
+        """The record of that job, or None."""
+        return next((record for record in self.records() if record.slurm_job_id == slurm_job_id), None)
+
+    def claimed_leader(self) -> str | None:
+        """Job id of a worker that an election has claimed as the next head, or None."""
+        claimed = (self.election or {}).get("slurm_job_id")
+        return claimed if isinstance(claimed, str) else None
+
+    def leads(self, slurm_job_id: str) -> bool:
+        """Whether the job is the head, the successor, or claimed as the next head."""
+        leaders = {record.slurm_job_id for record in (self.head, self.successor) if record is not None}
+        return slurm_job_id in leaders or slurm_job_id == self.claimed_leader()
+
+    # -- edits -----------------------------------------------------------------------------------
+
+    def with_record(self, slurm_job_id: str, **changes: Any) -> Ledger:
+        """Change fields of one record, wherever it is kept."""
+        return self.map_records(
+            lambda record: attrs.evolve(record, **changes) if record.slurm_job_id == slurm_job_id else record
+        )
+
+    def map_records(self, change: Callable[[AllocationRecord], AllocationRecord]) -> Ledger:
+        """Apply ``change`` to every record."""
+        return attrs.evolve(
+            self,
+            head=None if self.head is None else change(self.head),
+            successor=None if self.successor is None else change(self.successor),
+            predecessors=tuple(change(record) for record in self.predecessors),
+            workers=tuple(change(record) for record in self.workers),
+        )
+
+    def with_submission(self, submission: OpenSubmission, shape: EffectiveShape) -> Ledger:
+        """Add an open submission and the shape it refers to."""
+        return attrs.evolve(
+            self,
+            worker_submissions={**self.worker_submissions, submission.token: submission},
+            shapes={**self.shapes, submission.shape: shape},
+        )
+
+    def with_adopted(self, token: str, slurm_job_id: str, submitted_at: int | None) -> Ledger:
+        """Turn an open submission into the record of its job.
+
+        Args:
+            token: The open submission.
+            slurm_job_id: Its job.
+            submitted_at: Login node's clock of the submission; None when it was not seen (then the time it was planned at).
+        """
+        submission = self.worker_submissions[token]
+        moment = submission.prepared_at if submitted_at is None else submitted_at
+        record = AllocationRecord(
+            slurm_job_id=slurm_job_id,
+            token=token,
+            shape=submission.shape,
+            intent=submission.intent,
+            submitted_at=moment if submission.dated else None,
+            extra=submission.extra,
+        )
+        rest = {key: value for key, value in self.worker_submissions.items() if key != token}
+        ledger = attrs.evolve(self, worker_submissions=rest)
+        if submission.role == HEAD:
+            former = () if self.head is None else (self.head,)
+            return attrs.evolve(ledger, head=record, predecessors=(*self.predecessors, *former))
+        return attrs.evolve(ledger, workers=(*self.workers, record))
+
+    def without_submission(self, token: str) -> Ledger:
+        """Drop an open submission for good: a job that ever bears its token is cancelled, never counted."""
+        rest = {key: value for key, value in self.worker_submissions.items() if key != token}
+        revoked = self.revoked_tokens if token in self.revoked_tokens else (*self.revoked_tokens, token)
+        return attrs.evolve(self, worker_submissions=rest, revoked_tokens=revoked)
+
+    def without_old_records(self, now: int) -> tuple[Ledger, tuple[AllocationRecord, ...]]:
+        """Take ended workers and predecessors out once they are an hour old, or beyond the newest fifty.
+
+        Args:
+            now: Login node's clock.
+
+        Returns:
+            The shorter ledger, and the records taken out, for the history.
+        """
+        movable = [r for r in (*self.predecessors, *self.workers) if r.final_state is not None]
+        movable.sort(key=lambda record: record.ended_at or 0, reverse=True)
+        old = {
+            record.slurm_job_id
+            for position, record in enumerate(movable)
+            if position >= ENDED_RECORDS_KEPT or now - (record.ended_at or 0) > ENDED_RECORDS_KEPT_SECONDS
+        }
+        if not old:
+            return self, ()
+        ledger = attrs.evolve(
+            self,
+            predecessors=tuple(r for r in self.predecessors if r.slurm_job_id not in old),
+            workers=tuple(r for r in self.workers if r.slurm_job_id not in old),
+        )
+        return ledger.without_unused_shapes(), tuple(r for r in movable if r.slurm_job_id in old)
+
+    def without_unused_shapes(self) -> Ledger:
+        """Drop shapes that no record, submission or template refers to."""
+        used = {record.shape for record in self.records()}
+        used |= {submission.shape for submission in self.worker_submissions.values()}
+        used.add(self.worker_template or "")
+        return attrs.evolve(self, shapes={key: shape for key, shape in self.shapes.items() if key in used})
+
+    # -- storage ---------------------------------------------------------------------------------
+
+    def to_bytes(self) -> bytes:
+        """The stored form: JSON, one line for each key, ending in a newline."""
+        document: dict[str, Any] = {
+            **self.extra,
+            "schema_version": SCHEMA_VERSION,
+            "session_id": self.session_id,
+            "job_name": self.job_name,
+            "last_commit": self.last_commit,
+            "head": None if self.head is None else flat_json(self.head),
+            "successor": None if self.successor is None else flat_json(self.successor),
+            "predecessors": [flat_json(record) for record in self.predecessors],
+            "workers": [flat_json(record) for record in self.workers],
+            "worker_template": self.worker_template,
+            "worker_submissions": {token: flat_json(item) for token, item in self.worker_submissions.items()},
+            "revoked_tokens": list(self.revoked_tokens),
+            "election": self.election,
+            "failed_leaders": dict(self.failed_leaders),
+            "shapes": {key: shape.to_json() for key, shape in self.shapes.items()},
+        }
+        lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in document.items())
+        return ("{\n" + lines + "\n}\n").encode("ascii")
+
+
+def flat_json(item: AllocationRecord | OpenSubmission) -> dict[str, Any]:
+    """A record or submission as one flat JSON object, unknown keys included."""
+    known = attrs.asdict(item, recurse=False)
+    return {**known.pop("extra"), **known}
+
+
+def _flat(cls: type[_T], document: Any) -> _T:
+    fields = {a.name: a for a in attrs.fields(cls) if a.name != "extra"}  # type: ignore[arg-type, misc]
+    if not isinstance(document, dict):
+        raise TypeError(f"{cls.__name__} is not an object: {document!r}")
+    known = {key: value for key, value in document.items() if key in fields}
+    for key, value in known.items():
+        expected = (int, type(None)) if key in _INTEGERS else bool if key == "dated" else (str, type(None))
+        if not isinstance(value, expected) or (key in _INTEGERS and isinstance(value, bool)):
+            raise TypeError(f"{cls.__name__}.{key} is {value!r}")
+    for key in ("slurm_job_id", "shape"):
+        if key in fields and not known.get(key):
+            raise TypeError(f"{cls.__name__} has no {key}")
+    return cls(**known, extra={key: value for key, value in document.items() if key not in fields})
+
+
+_INTEGERS = {"submitted_at", "drain_deadline", "absent_since", "ended_at", "prepared_at"}
+
+
+def _records(documents: Iterable[Any]) -> tuple[AllocationRecord, ...]:
+    return tuple(_flat(AllocationRecord, document) for document in documents)
+
+
+def read_ledger(data: bytes, *, path: str) -> Ledger:
+    """Read a stored ledger.
+
+    Args:
+        data: Content of ``allocation.json``.
+        path: Where it came from, for the message.
+
+    Raises:
+        LedgerDamaged: it is no ledger. Nothing is guessed from a part of one.
+        LedgerTooNew: it has a newer schema version.
+    """
+    try:
+        document = json.loads(data.decode("utf-8"))
+        version = document["schema_version"]
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise LedgerTooNew(
+                f"{path} was written by a newer version (schema {version}, this one reads {SCHEMA_VERSION}).",
+                remedy="upgrade dagster_slurm where this code runs.",
+            )
+        if version != SCHEMA_VERSION or isinstance(version, bool):
+            raise ValueError(f"schema_version is {version!r}")
+        return _read_document(document)
+    except LedgerTooNew:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, DagsterSlurmError) as error:
+        raise LedgerDamaged(
+            f"{path} cannot be read as a ledger ({type(error).__name__}: {error}). Nothing was changed.",
+            remedy="restore the file from a backup, or end the session's jobs by name and remove its directory.",
+        ) from error
+
+
+def _read_document(document: dict[str, Any]) -> Ledger:
+    head, successor = document["head"], document["successor"]
+    submissions = {token: _flat(OpenSubmission, item) for token, item in document["worker_submissions"].items()}
+    for token, submission in submissions.items():
+        if token != submission.token:
+            raise ValueError(f"submission {token!r} holds the token {submission.token!r}")
+    names = {a.name for a in attrs.fields(Ledger)} | {"schema_version"}
+    for key in ("session_id", "job_name"):
+        if not isinstance(document[key], str):
+            raise TypeError(f"{key} is {document[key]!r}")
+    ledger = Ledger(
+        session_id=document["session_id"],
+        job_name=document["job_name"],
+        last_commit=document["last_commit"],
+        head=None if head is None else _flat(AllocationRecord, head),
+        successor=None if successor is None else _flat(AllocationRecord, successor),
+        predecessors=_records(document["predecessors"]),
+        workers=_records(document["workers"]),
+        worker_template=document["worker_template"],
+        worker_submissions=submissions,
+        revoked_tokens=tuple(str(token) for token in document["revoked_tokens"]),
+        election=document["election"],
+        failed_leaders={str(key): int(value) for key, value in document["failed_leaders"].items()},
+        shapes={key: EffectiveShape.from_json(shape) for key, shape in document["shapes"].items()},
+        extra={key: value for key, value in document.items() if key not in names},
+    )
+    ids = [record.slurm_job_id for record in ledger.records()]
+    if len(ids) != len(set(ids)):
+        raise ValueError("a job id stands in two records")
+    return ledger

@@ -1,0 +1,193 @@
+"""Begin a session, keep it with a head, add one worker, note outcomes, end it: the smaller planners, pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from dagster_slurm.allocations.bookkeeping import Books, bring_up_to_date
+from dagster_slurm.allocations.conditions import Condition
+from dagster_slurm.allocations.config import EffectiveShape
+from dagster_slurm.allocations.ledger import HEAD, WORKER, Ledger, OpenSubmission
+from dagster_slurm.allocations.observation import Fate, Observation
+from dagster_slurm.allocations.plan import (
+    Close,
+    Committed,
+    Effect,
+    Forget,
+    HeldBack,
+    NotTried,
+    Plan,
+    Revoke,
+    Submit,
+)
+from dagster_slurm.allocations.settings import job_name_for
+from dagster_slurm.errors import SessionClosing, SessionRecordsLost
+from dagster_slurm.slurm.replies import Refused, Submitted
+
+
+def _submitting(
+    books: Books, observation: Observation, token: str, role: str, shape: EffectiveShape
+) -> tuple[Ledger, Submit]:
+    submission = OpenSubmission(
+        token=token, role=role, intent=None, shape=shape.digest, prepared_at=observation.login_clock, dated=False
+    )
+    return books.ledger.with_submission(submission, shape), Submit(token, role, None, shape.digest)
+
+
+def _plan(books: Books, ledger: Ledger, effects: tuple[Effect, ...], held_back: tuple[HeldBack, ...] = ()) -> Plan:
+    refused = tuple(HeldBack("refused", f"The scheduler refused a submission: {text}") for text in books.refused)
+    return Plan(
+        ledger=ledger,
+        effects=books.all_effects(effects),
+        held_back=(*refused, *held_back),
+        adopted=books.adopted,
+        unresolved=tuple(ledger.worker_submissions),
+    )
+
+
+def plan_head(
+    observation: Observation,
+    session_id: str,
+    head_shape: EffectiveShape,
+    worker_shape: EffectiveShape,
+    tokens: Iterator[str],
+) -> Plan:
+    """Make sure that a session exists and has a head: submit one unless there is one, or one may be on its way.
+
+    Raises:
+        SessionClosing: the session is ending.
+        SessionRecordsLost: jobs of its name are alive and there are no records of them.
+    """
+    if observation.closing:
+        raise SessionClosing(
+            f"The session {session_id} is ending; it starts no new work.",
+            remedy="run the job again: a new run gets a new session.",
+        )
+    ledger = observation.ledger
+    if ledger is None:
+        alive = [job.slurm_job_id for job in observation.listing.jobs if Condition(state=job.state).live]
+        if alive:
+            raise SessionRecordsLost(
+                f"The records of session {session_id} are gone, but its jobs live: {', '.join(alive)}.",
+                remedy=f"look at them (squeue --name={job_name_for(session_id)}); cancel them or restore the records.",
+            )
+        ledger = Ledger(session_id=session_id, job_name=job_name_for(session_id))
+        ledger = attrs.evolve(
+            ledger, worker_template=worker_shape.digest, shapes={worker_shape.digest: worker_shape}
+        )
+    books = bring_up_to_date(ledger, observation)
+    ledger = books.ledger
+    head = ledger.head
+    # A head whose state is unknown may be alive: only one that is known to have ended is replaced.
+    has_head = head is not None and books.conditions[head.slurm_job_id].live is not False
+    on_its_way = any(s.role == HEAD for s in ledger.worker_submissions.values())
+    if has_head or on_its_way or ledger.successor is not None:
+        return _plan(books, ledger, ())
+    if not observation.listing.answered:
+        silent = HeldBack(
+            "scheduler_silent",
+            f"The scheduler did not answer, so no head is submitted. It said: {observation.listing.error}",
+        )
+        # Without an answered listing a session is not created either: its jobs might be alive.
+        return Plan(ledger=ledger, held_back=(silent,))
+    ledger, submit = _submitting(books, observation, next(tokens), HEAD, head_shape)
+    return _plan(books, ledger, (submit,))
+
+
+def plan_addition(ledger: Ledger, observation: Observation, shape: EffectiveShape, tokens: Sequence[str]) -> Plan:
+    """Submit one worker allocation that belongs to no intent.
+
+    Args:
+        ledger: The ledger of the observation.
+        observation: A look that was just taken.
+        shape: Its shape.
+        tokens: Tokens of this call's attempts, the newest last: when an earlier one took hold, nothing is submitted.
+    """
+    books = bring_up_to_date(ledger, observation)
+    known = {record.token for record in books.ledger.records()} | set(books.ledger.worker_submissions)
+    if known & set(tokens):
+        return _plan(books, books.ledger, ())
+    if observation.closing:
+        return _plan(books, books.ledger, (), (HeldBack("closing", "The session is ending: it starts no new work."),))
+    if not observation.listing.answered:
+        said = observation.listing.error or "nothing"
+        silent = HeldBack("scheduler_silent", f"The scheduler did not answer, so nothing is submitted. It said: {said}")
+        return _plan(books, books.ledger, (), (silent,))
+    ledger, submit = _submitting(books, observation, tokens[-1], WORKER, shape)
+    return _plan(books, ledger, (submit,))
+
+
+def plan_upkeep(ledger: Ledger, observation: Observation) -> Plan:
+    """Nothing new: only record what became known, and enforce deadlines."""
+    books = bring_up_to_date(ledger, observation)
+    return _plan(books, books.ledger, ())
+
+
+def plan_outcomes(ledger: Ledger, committed: Committed) -> Plan:
+    """Move the job ids of a commit's submissions into the ledger.
+
+    Args:
+        ledger: The ledger of that commit.
+        committed: Its answer.
+    """
+    closed: list[str] = []
+    effects: list[Effect] = []
+    held_back: list[HeldBack] = []
+    for token, outcome in committed.submissions.items():
+        if token not in ledger.worker_submissions:
+            continue
+        answer = outcome.answer
+        if isinstance(answer, Submitted):
+            ledger = ledger.with_adopted(token, answer.slurm_job_id, outcome.submitted_at)
+            closed.append(token)
+        elif isinstance(answer, Refused):
+            # Renamed as well: should the refusal have been none, the job finds nothing to claim.
+            effects.append(Revoke(token, Fate.SENT))
+            held_back.append(HeldBack("refused", f"The scheduler refused a submission: {answer.text}"))
+            ledger = ledger.without_submission(token)
+            closed.append(token)
+        elif isinstance(answer, NotTried):
+            ledger = ledger.without_submission(token)
+            closed.append(token)
+        else:
+            held_back.append(
+                HeldBack(
+                    "unresolved",
+                    f"Whether a job was submitted is not known; it counts as live until that is clear. {answer.text}",
+                )
+            )
+    if closed:
+        effects.append(Forget(tuple(closed)))
+    return Plan(ledger=ledger, effects=tuple(effects), held_back=tuple(held_back))
+
+
+def plan_end(observation: Observation, session_id: str) -> Plan:
+    """Mark the session as ending and cancel every job of its name. Repeated until nothing is left."""
+    ledger = observation.ledger or Ledger(session_id=session_id, job_name=job_name_for(session_id))
+    books = bring_up_to_date(ledger, observation)
+    if observation.closing and is_over(observation):
+        return Plan(ledger=ledger)
+    # Everything is cancelled by name, so of the upkeep only what settles open submissions is left to do.
+    settling = tuple(effect for effect in books.effects if isinstance(effect, Revoke))
+    books = attrs.evolve(books, effects=settling)
+    return _plan(books, books.ledger, (Close(),))
+
+
+def is_over(observation: Observation) -> bool:
+    """Whether a listing shows no live job of the session and no submission is open."""
+    return observation.listing.answered and not live_jobs(observation) and not open_tokens(observation)
+
+
+def live_jobs(observation: Observation) -> tuple[str, ...]:
+    """Jobs of the session's name that the listing shows and that are not known to have ended."""
+    return tuple(
+        job.slurm_job_id for job in observation.listing.jobs if Condition(state=job.state).live is not False
+    )
+
+
+def open_tokens(observation: Observation) -> tuple[str, ...]:
+    """Submissions whose outcome is not known."""
+    ledger = observation.ledger
+    return () if ledger is None else tuple(bring_up_to_date(ledger, observation).ledger.worker_submissions)

@@ -1,0 +1,286 @@
+"""What a policy sees: one observation of every allocation, nothing guessed. ``None`` means not observed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from dagster_slurm.allocations.bookkeeping import bring_up_to_date
+from dagster_slurm.allocations.conditions import Condition
+from dagster_slurm.allocations.ledger import HEAD, WORKER, AllocationRecord, Ledger, OpenSubmission
+from dagster_slurm.allocations.observation import Observation, Report
+from dagster_slurm.slurm.states import StateClass
+from dagster_slurm.slurm.tres import gpus_per_node_requested, parse_tres, total_gpus
+
+
+@attrs.frozen(kw_only=True)
+class AllocationSnapshot:
+    """One allocation as it was observed.
+
+    Attributes:
+        slurm_job_id: Slurm's job id; None while a submission's outcome is not known yet.
+        role: "head", "successor", "worker" or "predecessor".
+        state: Slurm's word, or the final state, or "ENDED"; None when it could not be observed.
+        reason: Why it is pending, Slurm's own text.
+        committed: True when pending or running, False when ended, None when unknown.
+        time_left_seconds: The scheduler's remaining walltime while it runs; None without a limit.
+        time_limit_seconds: The job's time limit as the scheduler has it now.
+        expected_start_at: Scheduler's expected start of a pending allocation, epoch seconds, when it has one.
+        partition: Its partition.
+        requested_nodes: Nodes asked for.
+        requested_gpus_per_node: GPUs asked for on each node.
+        tres: Trackable resources: the request while pending, the grant once it runs.
+        granted_gpus: GPUs of the whole allocation from the grant, while it runs; None where the site does not track them.
+        nodes: Slurm's node names.
+        ray_nodes: Ray node id of each node that joined the current head; None when not known.
+        ready: Whether every node joined the current head.
+        draining: Whether it takes no new work.
+        idle_seconds: How long all its Ray nodes have had nothing to do; None when not known.
+        intent: Key of the intent that counts it.
+        drain_deadline: Login node's clock at which it is cancelled; None when it is not released.
+        submitted_at: Login node's clock when ``reconcile_workers`` submitted it; None for other allocations.
+        message: What its agent says of itself, when it has something to say.
+    """
+
+    slurm_job_id: str | None
+    role: str
+    state: str | None = None
+    reason: str | None = None
+    committed: bool | None = None
+    time_left_seconds: int | None = None
+    time_limit_seconds: int | None = None
+    expected_start_at: int | None = None
+    partition: str | None = None
+    requested_nodes: int | None = None
+    requested_gpus_per_node: int | None = None
+    tres: str | None = None
+    granted_gpus: int | None = None
+    nodes: tuple[str, ...] = ()
+    ray_nodes: Mapping[str, str] | None = None
+    ready: bool | None = None
+    draining: bool | None = None
+    idle_seconds: float | None = None
+    intent: str | None = None
+    drain_deadline: int | None = None
+    submitted_at: int | None = None
+    message: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class SessionSnapshot:
+    """One observation of a whole session.
+
+    Attributes:
+        session_id: The session.
+        observed_at: Login node's clock at the query, epoch seconds.
+        certain: Whether the scheduler answered. When it did not, every state is None.
+        head: The current head. Its state can be None, the head itself never is.
+        successor: The published next head, or None.
+        allocations: Every allocation, the head first.
+        unresolved: Submissions whose outcome is not known yet; they count as live.
+        unrecorded: Ids of jobs of this session's name that no record explains. Never counted, never cancelled by a count.
+        not_observed: Sentences about what could not be observed, and why.
+        ray_demand: Resource shapes that Ray has pending work for, as the head's agent reads them; None when not known.
+        closing: Whether the session is ending.
+        work: What the newest payload reported with ``report_work``; None when nothing was reported.
+    """
+
+    session_id: str
+    observed_at: int
+    certain: bool
+    head: AllocationSnapshot
+    successor: AllocationSnapshot | None
+    allocations: tuple[AllocationSnapshot, ...]
+    unresolved: int = 0
+    unrecorded: tuple[str, ...] = ()
+    not_observed: tuple[str, ...] = ()
+    ray_demand: tuple[Mapping[str, Any], ...] | None = None
+    closing: bool = False
+    work: Mapping[str, Any] | None = None
+
+    def workers(self, key: str | None = None) -> tuple[AllocationSnapshot, ...]:
+        """Worker allocations: all of them, or those of one intent.
+
+        An elected head keeps counting toward its intent, so ``workers(key)`` contains it; it is the same set that
+        ``reconcile_workers`` counts from.
+        """
+        if key is None:
+            return tuple(a for a in self.allocations if a.role == WORKER)
+        return tuple(a for a in self.allocations if a.intent == key)
+
+
+def build_snapshot(ledger: Ledger, observation: Observation) -> SessionSnapshot:
+    """Make the snapshot of one observation."""
+    books = bring_up_to_date(ledger, observation)
+    current, conditions = books.ledger, books.conditions
+    cluster = None if current.head is None else observation.cluster.get(current.head.slurm_job_id)
+    described = {
+        record.slurm_job_id: _describe(record, current, conditions[record.slurm_job_id], observation, cluster)
+        for record in current.records()
+    }
+    head = _pending_head(current) if current.head is None else described[current.head.slurm_job_id]
+    rest = tuple(a for a in described.values() if a.slurm_job_id != head.slurm_job_id)
+    return SessionSnapshot(
+        session_id=current.session_id,
+        observed_at=observation.login_clock,
+        certain=observation.listing.answered,
+        head=head,
+        successor=None if current.successor is None else described[current.successor.slurm_job_id],
+        allocations=(head, *rest),
+        unresolved=len(current.worker_submissions),
+        unrecorded=tuple(j.slurm_job_id for j in observation.listing.jobs if j.slurm_job_id not in described),
+        not_observed=_not_observed(observation, cluster, head),
+        ray_demand=_demand(cluster),
+        closing=observation.closing,
+        work=_newest_work(observation),
+    )
+
+
+def _pending_head(ledger: Ledger) -> AllocationSnapshot:
+    open_head: OpenSubmission | None = next(
+        (s for s in ledger.worker_submissions.values() if s.role == HEAD), None
+    )
+    return AllocationSnapshot(slurm_job_id=None, role=HEAD, intent=None if open_head is None else open_head.intent)
+
+
+def _role(record: AllocationRecord, ledger: Ledger) -> str:
+    if record == ledger.head:
+        return HEAD
+    if record == ledger.successor:
+        return "successor"
+    return "predecessor" if record in ledger.predecessors else WORKER
+
+
+def _describe(
+    record: AllocationRecord,
+    ledger: Ledger,
+    condition: Condition,
+    observation: Observation,
+    cluster: Report | None,
+) -> AllocationSnapshot:
+    job, running = condition.job, condition.running
+    live_row = job if condition.live else None
+    shape = ledger.shapes.get(record.shape)
+    tres = None if live_row is None else live_row.tres
+    asked = None if live_row is None else gpus_per_node_requested(live_row.tres_per_node)
+    if asked is None and shape is not None:
+        asked = shape.gpus_per_node_count
+    ray_nodes = _ray_nodes(record, cluster)
+    nodes = () if live_row is None or not running else live_row.nodes
+    return AllocationSnapshot(
+        slurm_job_id=record.slurm_job_id,
+        role=_role(record, ledger),
+        state=condition.state,
+        reason=live_row.reason if live_row is not None and condition.pending else None,
+        committed=_committed(condition),
+        time_left_seconds=live_row.time_left_seconds if live_row is not None and running else None,
+        time_limit_seconds=None if live_row is None else live_row.time_limit_seconds,
+        expected_start_at=live_row.expected_start_at if live_row is not None and condition.pending else None,
+        partition=None if job is None else job.partition,
+        requested_nodes=None if job is None else job.requested_nodes,
+        requested_gpus_per_node=asked,
+        tres=tres,
+        granted_gpus=_granted(tres, asked) if running else None,
+        nodes=nodes,
+        ray_nodes=ray_nodes,
+        ready=_ready(condition, nodes, ray_nodes),
+        draining=_draining(record, condition, observation, cluster),
+        idle_seconds=_idle(record, cluster),
+        intent=record.intent,
+        drain_deadline=record.drain_deadline,
+        submitted_at=record.submitted_at,
+        message=_message(record, observation),
+    )
+
+
+def _committed(condition: Condition) -> bool | None:
+    # A word that we do not know, seen in the queue, counts as live.
+    return None if condition.kind is None else condition.kind is not StateClass.ENDED
+
+
+def _granted(tres: str | None, asked: int | None) -> int | None:
+    found = total_gpus(parse_tres(tres))
+    # Without an entry the site may not track GPUs: 0 only when none were asked for.
+    return 0 if found is None and asked == 0 else found
+
+
+def _ray_entries(record: AllocationRecord, cluster: Report | None) -> list[Mapping[str, Any]] | None:
+    if cluster is None or not cluster.fresh:
+        return None
+    nodes = cluster.content.get("nodes")
+    if not isinstance(nodes, list):
+        return None
+    return [n for n in nodes if isinstance(n, dict) and str(n.get("slurm_job_id")) == record.slurm_job_id]
+
+
+def _ray_nodes(record: AllocationRecord, cluster: Report | None) -> Mapping[str, str] | None:
+    entries = _ray_entries(record, cluster)
+    if entries is None:
+        return None
+    alive = [entry for entry in entries if entry.get("state") in ("ALIVE", "DRAINING")]
+    return {str(entry.get("node")): str(entry.get("ray_node_id")) for entry in alive}
+
+
+def _ready(condition: Condition, nodes: tuple[str, ...], ray_nodes: Mapping[str, str] | None) -> bool | None:
+    if condition.live is None:
+        return None
+    if condition.state != "RUNNING":
+        return False
+    if ray_nodes is None:
+        return None
+    return bool(nodes) and all(node in ray_nodes for node in nodes)
+
+
+def _draining(
+    record: AllocationRecord, condition: Condition, observation: Observation, cluster: Report | None
+) -> bool | None:
+    if condition.live is False:
+        return None
+    reports = [r for (job_id, _), r in observation.nodes.items() if job_id == record.slurm_job_id and r.fresh]
+    said = [r.content.get("draining") for r in reports]
+    entries = _ray_entries(record, cluster) or []
+    if any(value is True for value in said) or any(entry.get("state") == "DRAINING" for entry in entries):
+        return True
+    if record.drain_deadline is not None:
+        # Released; whether its agent has begun to drain is not seen yet.
+        return None
+    if condition.pending:
+        return False
+    return False if said else None
+
+
+def _idle(record: AllocationRecord, cluster: Report | None) -> float | None:
+    idle = [entry.get("idle_seconds") for entry in _ray_entries(record, cluster) or []]
+    known = [float(value) for value in idle if isinstance(value, int | float)]
+    return min(known) if known and len(known) == len(idle) else None
+
+
+def _message(record: AllocationRecord, observation: Observation) -> str | None:
+    found = [r.content.get("message") for (job_id, _), r in observation.nodes.items() if job_id == record.slurm_job_id]
+    texts = [text for text in found if isinstance(text, str) and text]
+    return "; ".join(texts) or None
+
+
+def _demand(cluster: Report | None) -> tuple[Mapping[str, Any], ...] | None:
+    demand = None if cluster is None or not cluster.fresh else cluster.content.get("demand")
+    return tuple(item for item in demand if isinstance(item, dict)) if isinstance(demand, list) else None
+
+
+def _newest_work(observation: Observation) -> Mapping[str, Any] | None:
+    # Payload ids begin with a counter of the login clock, so the greatest is the newest.
+    return observation.work[max(observation.work)] if observation.work else None
+
+
+def _not_observed(observation: Observation, cluster: Report | None, head: AllocationSnapshot) -> tuple[str, ...]:
+    found = []
+    if not observation.listing.answered:
+        found.append(f"The scheduler did not answer: {observation.listing.error or 'no reply'}")
+    if observation.accounting is not None and not observation.accounting.answered:
+        found.append(f"Accounting did not answer: {observation.accounting.error or 'no reply'}")
+    if head.state == "RUNNING" and cluster is None:
+        found.append("Ray's membership is not known: the head's agent has not reported yet.")
+    elif cluster is not None and not cluster.fresh:
+        found.append(f"Ray's membership is not known: the head's agent last reported {cluster.age_seconds} s ago.")
+    return tuple(found)

@@ -1,0 +1,228 @@
+# One commit: take the lock, check that nothing changed, put the new ledger in place, perform the effects.
+# Parameters: session nonce expected new_sum observed_at job_name needs_controller even_if_closing
+#   lock_wait lock_stale effect_limit age_limit; functions prepare_submissions, mark_open, archive, effects, observe.
+
+# Tests define a function of this name before the script to stop or kill it at one of its steps.
+command -v checkpoint >/dev/null 2>&1 || checkpoint() { :; }
+
+newline='
+'
+report=
+note() { report="$report$1$newline"; }
+
+# Host, boot, pid namespace, pid and start time: all of them the same means the same process.
+name_owner() {
+    owner_host=$(uname -n)
+    owner_boot=unknown
+    [ -r /proc/sys/kernel/random/boot_id ] && read -r owner_boot </proc/sys/kernel/random/boot_id
+    owner_space=$(readlink /proc/self/ns/pid)
+    owner_space=${owner_space#pid:}
+    owner_start=$(start_of $$)
+    owner=owner.$nonce,$owner_host,$owner_boot,$owner_space,$$,$owner_start
+}
+
+start_of() {
+    [ -r "/proc/$1/stat" ] || return 1
+    read -r stat_line <"/proc/$1/stat" || return 1
+    # The command's name may hold blanks; what follows its closing bracket does not.
+    stat_line=${stat_line##*) }
+    set -- $stat_line
+    printf '%s' "${20}"
+}
+
+# A lock is abandoned when its process is gone, or when it is older than anything its owner may still begin.
+abandoned() {
+    lock_fields=${1#owner.}
+    lock_age=
+    old_ifs=$IFS
+    IFS=,
+    set -- $lock_fields
+    IFS=$old_ifs
+    if [ "$2" = "$owner_host" ] && [ "$3" = "$owner_boot" ] && [ "$4" = "$owner_space" ]; then
+        holder_start=$(start_of "$5")
+        [ "$holder_start" = "$6" ] || return 0
+    fi
+    : >"probe.$nonce"
+    set -- $(stat -c %Y "probe.$nonce" "lock/owner.$lock_fields" 2>/dev/null)
+    [ -n "${2-}" ] || return 1
+    lock_age=$(($1 - $2))
+    [ "$lock_age" -ge "$lock_stale" ]
+}
+
+# Prepared complete and renamed into place: the lock never exists without its owner. The reply to a rename can
+# be lost on a network filesystem, so look for one's own file. An empty directory is the leftover of a release.
+take_lock() {
+    mkdir "lock.$nonce" || return 2
+    : >"lock.$nonce/$owner" || return 2
+    lock_until=$(($(date +%s) + lock_wait))
+    while :; do
+        mv -T "lock.$nonce" lock 2>/dev/null
+        [ -e "lock/$owner" ] && return 0
+        holder=
+        for lock_file in lock/owner.*; do
+            [ -e "$lock_file" ] && holder=${lock_file#lock/}
+        done
+        if [ -n "$holder" ] && abandoned "$holder"; then
+            take_over "$holder"
+            [ -e "lock/$owner" ] && return 0
+        fi
+        [ "$(date +%s)" -lt "$lock_until" ] || return 1
+        sleep 0.05
+    done
+}
+
+# Fence first: without its prepared ledger the old owner can put nothing in place when it wakes up.
+take_over() {
+    former=${1#owner.}
+    rm -f "prepared.${former%%,*}"
+    checkpoint takeover-fenced
+    # Fresh before it is ours, so that nobody takes it over from us at once.
+    touch -c "lock/$1"
+    mv -T "lock/$1" "lock/$owner" 2>/dev/null
+}
+
+release_lock() {
+    rm -f "probe.$nonce" "lock/$owner"
+    rmdir lock 2>/dev/null
+    rm -rf "lock.$nonce"
+}
+
+refuse() {
+    emit outcome 0 "refused $1
+$2"
+    rm -f "prepared.$nonce"
+    release_lock
+    drop_submissions
+    observe
+}
+
+ledger_sum() {
+    if [ -e allocation.json ]; then
+        set -- $(sha256sum allocation.json)
+        printf '%s' "$1"
+    else
+        printf absent
+    fi
+}
+
+# Every effect looks at its own lock and at the time first: nothing begins after another may have taken over.
+may_act() {
+    clock=$(date +%s)
+    [ -e "lock/$owner" ] && [ $((clock - locked_at)) -lt "$effect_limit" ] && [ "$clock" -ge "$locked_at" ]
+}
+
+skip() { note "skipped $1"; }
+
+effect_submit() {
+    token=$1
+    shape=$2
+    shift 2
+    dir=submissions/$token
+    if [ "$stop" = all ] || [ "$stop" = "$shape" ] || ! may_act || { [ -e closing ] && [ "$even_if_closing" = no ]; }; then
+        mv "$dir/ready" "$dir/revoked"
+        skip "$token"
+        return
+    fi
+    checkpoint before-sent
+    # Whoever took over may have revoked it: then this rename fails and nothing is submitted.
+    mv "$dir/ready" "$dir/sent" 2>/dev/null || { skip "$token"; return; }
+    checkpoint before-sbatch
+    answer=$("$@" 2>"$dir/error" </dev/null)
+    status=$?
+    checkpoint after-sbatch
+    error=
+    [ -s "$dir/error" ] && error=$(cat "$dir/error")
+    printf '%s %s\n%s\n\036\n%s' "$status" "$clock" "$answer" "$error" >"$dir/result.new" &&
+        mv "$dir/result.new" "$dir/result" || stop=all
+    checkpoint after-result
+    [ "$status" -eq 0 ] && [ -n "$answer" ] && return
+    # After a failure that may still have made a job nothing more is tried; a refusal stops its own shape.
+    stop=$shape
+    if is_communication_failure "$status" "$error"; then stop=all; fi
+}
+
+effect_cancel() {
+    cancel_state=$1
+    shift
+    may_act || { skip cancel; return; }
+    checkpoint before-cancel
+    if [ "$cancel_state" = pending ]; then
+        cancel_said=$(timeout -k 2 12 scancel --state=PENDING --name="$job_name" --user="$user_name" "$@" 2>&1 </dev/null)
+    else
+        cancel_said=$(timeout -k 2 12 scancel --name="$job_name" --user="$user_name" "$@" 2>&1 </dev/null)
+    fi
+    note "cancelled $? $cancel_said"
+    checkpoint after-cancel
+}
+
+effect_drain() {
+    may_act || { skip drain; return; }
+    checkpoint before-drain
+    printf '%s' "$2" >"submissions/$1/drain.new" && mv "submissions/$1/drain.new" "submissions/$1/drain" || skip drain
+}
+
+effect_revoke() {
+    may_act || { skip revoke; return; }
+    if mv "submissions/$1/$2" "submissions/$1/revoked" 2>/dev/null; then note "revoked $1"; else note "kept $1"; fi
+    checkpoint after-revoke
+}
+
+effect_forget() {
+    for token do rm -f "open/$token"; done
+}
+
+effect_close() {
+    : >closing || skip closing
+    checkpoint closing-marked
+    cancel_said=$(timeout -k 2 12 scancel --name="$job_name" --user="$user_name" 2>&1 </dev/null)
+    note "cancelled $? $cancel_said"
+}
+
+put_in_place() {
+    mark_open && archive && checkpoint before-ledger && [ -e "lock/$owner" ] || return 1
+    # A network filesystem can lose the reply to a rename that succeeded.
+    mv -T "prepared.$nonce" allocation.json 2>/dev/null || [ "$(ledger_sum)" = "$new_sum" ]
+}
+
+commit() {
+    trap '' HUP PIPE
+    cd "$session" || { emit outcome 0 "refused gone
+no such session directory"; return; }
+    user_name=$(id -un)
+    stop=none
+    name_owner
+    if [ "$needs_controller" = yes ]; then
+        pinged=$(timeout -k 1 2 scontrol ping 2>&1 </dev/null)
+        case $pinged in *UP*) ;; *) refuse scheduler_silent "$pinged"; return ;; esac
+    fi
+    # Written and synced under its own name before the lock is taken, never created a second time.
+    said=$(printf '%s' "$new_ledger" | dd of="prepared.$nonce" conv=excl,fsync 2>&1)
+    set -- $(sha256sum "prepared.$nonce" 2>/dev/null)
+    if [ "${1-}" != "$new_sum" ]; then refuse unwritable "$session/allocation.json: $said"; return; fi
+    said=$(prepare_submissions 2>&1) || { refuse unwritable "$session/submissions: $said"; return; }
+    checkpoint prepared
+    take_lock
+    taken=$?
+    if [ "$taken" -eq 2 ]; then refuse unwritable "$session/lock.$nonce"; return; fi
+    if [ "$taken" -ne 0 ]; then refuse locked "$session/lock ${holder:-unknown} ${lock_age:-unknown}"; return; fi
+    locked_at=$(date +%s)
+    checkpoint locked
+    if [ -e "commits/$nonce" ]; then refuse changed 'this commit was made before'; return; fi
+    if [ "$(ledger_sum)" != "$expected" ]; then refuse changed 'another commit came first'; return; fi
+    if [ "$locked_at" -lt "$observed_at" ] || [ $((locked_at - observed_at)) -gt "$age_limit" ]; then
+        refuse stale "observed at $observed_at, now $locked_at"
+        return
+    fi
+    if [ -e closing ] && [ "$even_if_closing" = no ]; then refuse closing 'the session is ending'; return; fi
+    checkpoint checked
+    put_in_place || { refuse changed 'the lock was taken over, or the ledger could not be replaced'; return; }
+    checkpoint ledger-in-place
+    effects
+    checkpoint effects-done
+    printf '%s' "$report" >"commits/$nonce.new" && mv "commits/$nonce.new" "commits/$nonce"
+    find commits -type f -mmin +1440 -exec rm -f {} +
+    release_lock
+    emit outcome 0 "committed
+$report"
+    emit_submissions
+}

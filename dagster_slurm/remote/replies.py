@@ -1,0 +1,161 @@
+"""Read the sections of an observe or commit script into facts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from dagster_slurm.allocations.ledger import read_ledger
+from dagster_slurm.allocations.observation import NO_LEDGER, Fate, Observation, Report, SubmissionTrace
+from dagster_slurm.allocations.plan import Committed, CommitRefused, NotTried, SubmissionOutcome
+from dagster_slurm.allocations.settings import SessionSettings
+from dagster_slurm.errors import LedgerDamaged, ReplyIncomplete, SessionNotFound
+from dagster_slurm.remote.frames import Reply
+from dagster_slurm.slurm.replies import Listing, parse_listing, parse_submission
+
+NO_DIRECTORY_STATUS = 3
+
+
+def missing(reply: Reply, what: str, address: str) -> ReplyIncomplete:
+    """The error for a reply that lacks a section."""
+    return ReplyIncomplete(
+        f"The reply from {address} lacks {what}; what the script did is unknown.",
+        cluster_said=reply.noise or None,
+        remedy="look at the lines of remote_setup and at the login shell's profile; the next call observes again.",
+    )
+
+
+def read_observation(reply: Reply, settings: SessionSettings, address: str) -> Observation:
+    """Facts of one look, without accounting.
+
+    Raises:
+        ReplyIncomplete: clock or ledger is missing. A missing listing is an unanswered one, not an error.
+        SessionNotFound: there is no such session directory.
+        LedgerDamaged, LedgerTooNew: the ledger cannot be read.
+    """
+    clock, stored = reply.section("clock"), reply.section("ledger")
+    if clock is None or stored is None or not clock.text.strip().isdigit():
+        raise missing(reply, "the login node's clock or the session's ledger", address)
+    path = f"{address}:{settings.session_dir}/allocation.json"
+    if stored.status == NO_DIRECTORY_STATUS:
+        raise SessionNotFound(
+            f"There is no session directory {settings.session_dir} on {address}.",
+            field="SlurmComputeResource.remote_base",
+            remedy="check remote_base and the run; a session's directory is made when its run first asks for it.",
+        )
+    if stored.status != 0:
+        raise LedgerDamaged(f"{path} could not be read.", cluster_said=stored.text)
+    listing = reply.section("listing")
+    reports = _reports(reply)
+    return Observation(
+        login_clock=int(clock.text),
+        ledger=read_ledger(stored.body, path=path) if stored.body else None,
+        ledger_sha256=hashlib.sha256(stored.body).hexdigest() if stored.body else NO_LEDGER,
+        traces=_traces(reply),
+        listing=Listing(answered=False, jobs=(), error=reply.noise or "no answer")
+        if listing is None
+        else parse_listing(listing.status, listing.text),
+        closing=(closing := reply.section("closing")) is not None and closing.text == "yes",
+        drains=frozenset(() if (drains := reply.section("drains")) is None else drains.text.split()),
+        nodes={key[1:]: report for key, report in reports.items() if key[0] == "nodes"},  # type: ignore[misc]
+        cluster={key[1]: report for key, report in reports.items() if key[0] == "cluster"},
+        work=_work(reply),
+    )
+
+
+def _traces(reply: Reply) -> dict[str, SubmissionTrace]:
+    return {
+        section.name.removeprefix("trace."): read_trace(section.text)
+        for section in reply.sections
+        if section.name.startswith("trace.")
+    }
+
+
+def read_trace(text: str) -> SubmissionTrace:
+    """The files of one submission: a line with its fate, then what sbatch answered."""
+    fate_line, _, result = text.partition("\n")
+    word, _, job_id = fate_line.partition(" ")
+    fate = Fate(word) if word in {fate.value for fate in Fate} else Fate.MISSING
+    first, _, rest = result.partition("\n")
+    status, _, clock = first.partition(" ")
+    outcome = submitted_at = None
+    if status.isdigit() and clock.isdigit():
+        stdout, _, stderr = rest.partition("\n\036\n")
+        outcome = parse_submission(int(status), stdout, stderr)
+        submitted_at = int(clock)
+    return SubmissionTrace(fate=fate, started_job_id=job_id or None, outcome=outcome, submitted_at=submitted_at)
+
+
+def _reports(reply: Reply) -> dict[tuple[str, ...], Report]:
+    """Agents' files: a line with path and modification time, then one JSON object; a half-written one is skipped."""
+    section, lease = reply.section("reports"), reply.section("lease")
+    if section is None or lease is None or not lease.text.strip().isdigit():
+        return {}
+    now = int(lease.text)
+    found: dict[tuple[str, ...], Report] = {}
+    lines = section.text.split("\n")
+    for head, body in zip(lines, lines[1:], strict=False):
+        path, _, modified = head.rpartition("\t")
+        content = _json_object(body)
+        if not path or not modified.isdigit() or content is None:
+            continue
+        folder, _, name = path.removesuffix(".json").rpartition("/")
+        kind = folder.rpartition("/")[2]
+        report = Report(content=content, age_seconds=max(0, now - int(modified)))
+        if kind == "nodes":
+            job_id, _, node = name.partition(".")
+            found[("nodes", job_id, node)] = report
+        elif kind == "cluster":
+            found[("cluster", name)] = report
+    return found
+
+
+def _work(reply: Reply) -> dict[str, Mapping[str, Any]]:
+    section = reply.section("work")
+    rows = () if section is None else (line.partition("\t") for line in section.text.splitlines())
+    found = {payload: _json_object(text) for payload, _, text in rows}
+    return {payload: content for payload, content in found.items() if content is not None}
+
+
+def _json_object(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_commit(reply: Reply, settings: SessionSettings, address: str) -> Committed | CommitRefused:
+    """What became of a commit.
+
+    Raises:
+        ReplyIncomplete: the outcome did not arrive; whether it was done is unknown.
+    """
+    outcome = reply.section("outcome")
+    if outcome is None:
+        raise missing(reply, "the outcome of a commit", address)
+    first, _, rest = outcome.text.partition("\n")
+    if first.startswith("refused "):
+        return CommitRefused(
+            code=first.split()[1],
+            detail=rest.strip(),
+            observation=read_observation(reply, settings, address),
+        )
+    if not reply.complete:
+        raise missing(reply, "the outcome of a commit's submissions", address)
+    notes = [line.split(" ", 1) for line in rest.splitlines() if " " in line]
+    return Committed(
+        submissions={token: _submission_outcome(trace) for token, trace in _traces(reply).items()},
+        revoked={token: word == "revoked" for word, token in notes if word in ("revoked", "kept")},
+        skipped=sum(1 for word, _ in notes if word == "skipped"),
+    )
+
+
+def _submission_outcome(trace: SubmissionTrace) -> SubmissionOutcome:
+    if trace.outcome is not None:
+        return SubmissionOutcome(trace.outcome, trace.submitted_at)
+    if trace.fate is Fate.REVOKED:
+        return SubmissionOutcome(NotTried("an earlier submission of this call failed, or its time was up"), None)
+    return SubmissionOutcome(parse_submission(0, "", "its outcome was not written"), None)

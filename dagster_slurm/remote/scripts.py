@@ -1,0 +1,148 @@
+"""The text of the two scripts of a session, observe and commit. Values in, shell text out."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import json
+from collections.abc import Iterable
+from functools import lru_cache
+
+from dagster_slurm.allocations.ledger import Ledger, flat_json, read_ledger
+from dagster_slurm.allocations.plan import (
+    Archive,
+    Cancel,
+    Close,
+    CommitRequest,
+    Drain,
+    Effect,
+    Forget,
+    Revoke,
+    Submit,
+)
+from dagster_slurm.allocations.settings import SessionSettings
+from dagster_slurm.remote.frames import quote
+from dagster_slurm.remote.submission import agent_settings, batch_script, submit_command
+from dagster_slurm.slurm.replies import COMMUNICATION_FAILURES, sacct_arguments, squeue_arguments
+
+
+@lru_cache(maxsize=4)
+def part(name: str) -> str:
+    """A shell part that ships with the package, without its comment lines."""
+    text = importlib.resources.files("dagster_slurm.remote").joinpath(name).read_text("utf-8")
+    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")) + "\n"
+
+
+def command(words: Iterable[str]) -> str:
+    """One command line with every word quoted."""
+    return " ".join(quote(word) for word in words)
+
+
+def observe_functions(settings: SessionSettings) -> str:
+    """Definitions that ``observe`` needs; they run nothing."""
+    listing = command(squeue_arguments(settings.job_name, settings.cluster))
+    return (
+        f"session={quote(settings.session_dir)}\n"
+        f"list_jobs() {{ SLURM_TIME_FORMAT=%s {listing}; }}\n" + part("observe.sh")
+    )
+
+
+def observe_script(settings: SessionSettings) -> str:
+    """One look."""
+    return observe_functions(settings) + "observe\n"
+
+
+def accounting_script(settings: SessionSettings, job_ids: Iterable[str], since_epoch: int) -> str:
+    """Ask accounting about jobs that left the queue."""
+    words = command(sacct_arguments(tuple(job_ids), since_epoch, settings.cluster))
+    return f"ask_accounting() {{ SLURM_TIME_FORMAT=%s {words}; }}\nsection accounting ask_accounting\n"
+
+
+def commit_script(settings: SessionSettings, request: CommitRequest) -> str:
+    """One commit, with a fresh look when it is refused."""
+    ledger = read_ledger(request.ledger, path="the new ledger")
+    submits = [effect for effect in request.effects if isinstance(effect, Submit)]
+    needs_controller = any(isinstance(effect, Submit | Cancel) for effect in request.effects)
+    parameters = {
+        "nonce": request.nonce,
+        "expected": request.expected_sha256,
+        "new_ledger": request.ledger.decode("ascii"),
+        "new_sum": hashlib.sha256(request.ledger).hexdigest(),
+        "observed_at": str(request.observed_at),
+        "job_name": settings.job_name,
+        "needs_controller": "yes" if needs_controller else "no",
+        "even_if_closing": "yes" if request.even_if_closing else "no",
+        "lock_wait": str(settings.lock_wait_seconds),
+        "lock_stale": str(settings.lock_stale_seconds),
+        "effect_limit": str(settings.effect_limit_seconds),
+        "age_limit": str(settings.observation_limit_seconds),
+    }
+    return "".join(
+        [
+            observe_functions(settings),
+            *(f"{name}={quote(value)}\n" for name, value in parameters.items()),
+            _failure_function(),
+            _preparation(settings, ledger, submits),
+            _function("mark_open", [f": >open/{submit.token}" for submit in submits], " &&\n"),
+            _function("archive", [_archive(e) for e in request.effects if isinstance(e, Archive)], " &&\n"),
+            _function("effects", [line for e in request.effects for line in _effect(settings, ledger, e)], "\n"),
+            _function("emit_submissions", [f"emit_trace {submit.token}" for submit in submits], "\n"),
+            part("commit.sh"),
+            "commit\n",
+        ]
+    )
+
+
+def _function(name: str, lines: list[str], joined_by: str) -> str:
+    return f"{name}() {{\n{joined_by.join(lines) or ':'}\n}}\n"
+
+
+def _failure_function() -> str:
+    """Whether a failed sbatch may have made a job all the same: the rule of ``parse_submission``, in shell."""
+    patterns = " | ".join(f"*{quote(phrase)}*" for phrase in COMMUNICATION_FAILURES)
+    return f"""is_communication_failure() {{
+    case $1 in 0 | 12[4-7] | 13? | 14? | 15?) return 0 ;; esac
+    case $(printf '%s' "$2" | tr '[:upper:]' '[:lower:]') in {patterns}) return 0 ;; esac
+    return 1
+}}
+"""
+
+
+def _preparation(settings: SessionSettings, ledger: Ledger, submits: list[Submit]) -> str:
+    """Write the files of each submission; nothing refers to them before the ledger does."""
+    lines = []
+    for submit in submits:
+        directory = f"submissions/{submit.token}"
+        shape = ledger.shapes[submit.shape]
+        lines += [
+            f"mkdir {directory}",
+            f"printf %s {quote(batch_script(settings, submit.token))} >{directory}/batch.sh",
+            f"printf %s {quote(agent_settings(settings, shape, submit))} >{directory}/agent.json",
+            f": >{directory}/ready",
+        ]
+    directories = " ".join(f"submissions/{submit.token}" for submit in submits)
+    drop = f"rm -rf {directories}" if submits else ":"
+    return _function("prepare_submissions", lines, " &&\n") + _function("drop_submissions", [drop], "\n")
+
+
+def _archive(effect: Archive) -> str:
+    text = "".join(json.dumps(flat_json(record)) + "\n" for record in effect.records)
+    return f"printf %s {quote(text)} >>history.jsonl"
+
+
+def _effect(settings: SessionSettings, ledger: Ledger, effect: Effect) -> list[str]:
+    if isinstance(effect, Submit):
+        words = submit_command(settings, ledger.shapes[effect.shape], effect.token)
+        return [f"effect_submit {effect.token} {effect.shape} {command(words)}"]
+    if isinstance(effect, Cancel):
+        return [f"effect_cancel {'pending' if effect.only_pending else 'any'} {command(effect.slurm_job_ids)}"]
+    if isinstance(effect, Drain):
+        content = json.dumps({"deadline": effect.deadline, "remaining_seconds": effect.remaining_seconds})
+        return [f"effect_drain {quote(effect.token)} {quote(content)}"]
+    if isinstance(effect, Revoke):
+        return [f"effect_revoke {quote(effect.token)} {effect.fate.value}"]
+    if isinstance(effect, Forget):
+        return [f"effect_forget {command(effect.tokens)}"]
+    if isinstance(effect, Close):
+        return ["effect_close"]
+    return []  # Archive comes before the ledger

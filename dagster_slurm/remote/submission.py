@@ -1,0 +1,78 @@
+"""What is handed to sbatch for one submission: options, batch script, the agent's settings."""
+
+from __future__ import annotations
+
+import json
+
+from dagster_slurm.allocations.config import EffectiveShape
+from dagster_slurm.allocations.observation import comment_for
+from dagster_slurm.allocations.plan import Submit
+from dagster_slurm.allocations.settings import SessionSettings
+from dagster_slurm.remote.frames import quote
+from dagster_slurm.slurm.options import sbatch_arguments
+
+#: Bound on every Slurm command: a controller that hangs answers after about ten seconds by itself.
+TIME_BOUND = ("timeout", "-k", "2", "12")
+
+
+def sbatch_options(settings: SessionSettings, shape: EffectiveShape, token: str) -> tuple[str, ...]:
+    """The options of one submission, without the batch script."""
+    return sbatch_arguments(
+        shape,
+        job_name=settings.job_name,
+        comment=comment_for(settings.session_id, token),
+        output=f"{settings.submission_dir(token)}/log",
+        cluster=settings.cluster,
+    )
+
+
+def submit_command(settings: SessionSettings, shape: EffectiveShape, token: str) -> tuple[str, ...]:
+    """The command that submits; the path of the batch script carries the token as well."""
+    options = sbatch_options(settings, shape, token)
+    return (*TIME_BOUND, "sbatch", *options, f"{settings.submission_dir(token)}/batch.sh")
+
+
+def agent_settings(settings: SessionSettings, shape: EffectiveShape, submit: Submit) -> str:
+    """Content of ``agent.json``."""
+    return json.dumps(
+        {
+            "schema_version": 1,
+            "role": submit.role,
+            "token": submit.token,
+            "slurm_job_name": settings.job_name,
+            "intent": submit.intent,
+            "drain_window_seconds": shape.drain_window_seconds,
+            "rejoin_timeout_seconds": settings.rejoin_timeout_seconds,
+            "orphan_timeout_seconds": settings.orphan_timeout_seconds,
+            "head_only": bool(shape.head_only),
+            "ray_start_args": list(shape.ray_start_args or ()),
+            "ray_resources": dict(shape.ray_resources or {}),
+            "python": settings.python,
+            "setup": settings.setup,
+        }
+    )
+
+
+def batch_script(settings: SessionSettings, token: str) -> str:
+    """The batch script of one submission.
+
+    Its first act is to claim the fate file by a rename. A job that comes up after its submission was dropped finds
+    nothing to rename and ends: a marker that is looked at first and acted upon later would not be enough.
+    """
+    return f"""#!/bin/sh
+umask 077
+session={quote(settings.session_dir)}
+token={quote(token)}
+cd "$session/submissions/$token" || exit 1
+if ! mv sent "started.$SLURM_JOB_ID" 2>/dev/null && ! [ -e "started.$SLURM_JOB_ID" ]; then
+    echo "dagster_slurm: job $SLURM_JOB_ID belongs to a submission that was dropped; it ends without doing anything."
+    exit 0
+fi
+if [ -e "$session/closing" ]; then
+    echo "dagster_slurm: the session is ending; job $SLURM_JOB_ID ends without doing anything."
+    exit 0
+fi
+cd "$session" || exit 1
+{settings.setup}
+exec {quote(settings.python)} -u "$session/lib/dagster_slurm_agent" batch --session "$session" --token "$token"
+"""

@@ -1,0 +1,1 @@
+"""Sessions: observe, decide, commit, in that order and nothing else. No decision is made here."""
