@@ -55,7 +55,7 @@ class PayloadPoll:
 
 def start_script(session_dir: str, name: str, archive: bytes, argv: Sequence[str], env: Mapping[str, str]) -> str:
     """Bring a payload's files; it becomes visible to the head's agent by one rename at the end."""
-    spec = json.dumps({"schema_version": 1, "argv": list(argv), "env": dict(env), "cwd": "files"})
+    spec = json.dumps({"schema_version": 1, "argv": list(argv), "env": dict(env), "cwd": "."})
     return f"""session={quote(session_dir)}
 start_payload() {{
     [ -d "$session/payloads" ] || {{ emit payload 3 'no such session directory'; return; }}

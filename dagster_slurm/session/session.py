@@ -262,8 +262,8 @@ class AllocationSession:
 
         Args:
             payload: A Python file, or a directory.
-            argv: Command and arguments, run in the payload's directory; ``{python}`` stands for the cluster's Python.
-                Empty runs the file itself.
+            argv: Command and arguments, run beside the directory ``files`` that holds what was brought; ``{python}``
+                stands for the cluster's Python. Empty runs the file itself.
             env: Environment variables added for it.
 
         Returns:
@@ -273,7 +273,7 @@ class AllocationSession:
             ConfigurationError: the payload does not exist or is too large; nothing was sent.
             RemoteError, SessionError: it was not brought.
         """
-        words = list(argv) or ["{python}", "-u", payload.name]
+        words = list(argv) or ["{python}", "-u", f"files/{payload.name}"]
         script = start_script(self.session_dir, secrets.token_hex(4), pack(payload), words, env or {})
         return read_start(self._shell.run(script, timeout_seconds=120), self.session_dir, self.address)
 
