@@ -1,7 +1,7 @@
 """The remote shell over SSH.
 
 One connection is kept and shared by the threads of one process. A run opens a channel, sends its script to
-``/bin/sh -s`` and reads the reply. Two clocks bound it: the run's own waits, and a watchdog that breaks the
+``/bin/sh`` and reads the reply. Two clocks bound it: the run's own waits, and a watchdog that breaks the
 connection when a call into paramiko does not come back, as happens when the network vanishes without a word.
 """
 
@@ -18,7 +18,7 @@ import paramiko
 
 from dagster_slurm.errors import HostUnreachable, RemoteTimeout, ReplyIncomplete
 from dagster_slurm.remote.exchange import Exchange
-from dagster_slurm.remote.frames import Reply
+from dagster_slurm.remote.frames import Reply, quote
 from dagster_slurm.remote.shell import TICK_SECONDS, Deadline, Script, compose
 from dagster_slurm.remote.ssh_login import LOST, SshAddress, connect
 
@@ -71,7 +71,7 @@ class SshShell:
         while True:
             with self._slot(deadline):
                 try:
-                    connection, channel = self._open_channel(deadline)
+                    connection, channel = self._open_channel(script, deadline)
                 except paramiko.ChannelException as refusal:
                     refused_since = self._note_refusal(refusal, refused_since, deadline)
                 else:
@@ -118,8 +118,9 @@ class SshShell:
             ) from refusal
         return now if refused_since is None else refused_since
 
-    def _open_channel(self, deadline: Deadline) -> tuple[_Connection, paramiko.Channel]:
+    def _open_channel(self, script: Script, deadline: Deadline) -> tuple[_Connection, paramiko.Channel]:
         """A channel with a shell that waits for its script. A kept connection found dead is replaced once."""
+        command = " ".join(quote(word) for word in script.arguments)
         while True:
             connection, kept = self._enter_connection(deadline)
             # A kept connection may have died silently: leave time for a new one.
@@ -128,7 +129,7 @@ class SshShell:
             try:
                 with connection.watchdog(limit):
                     channel = connection.transport.open_session(timeout=limit)
-                    channel.exec_command("/bin/sh -s")
+                    channel.exec_command(command)
                 with self._state:
                     self.round_trips += 1
                 return connection, channel

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from dagster_slurm.remote.tcp import open_socket
 
 LOST = (paramiko.SSHException, EOFError, OSError)  # what calls into a broken connection raise
 _KEEPALIVE_SECONDS = 30
+_ATTEMPTS = 3
 _KEYS_TRIED = 5  # sshd ends a connection at 6 failures (MaxAuthTries)
 _LOG_NAME = "dagster_slurm.ssh"
 _FIELD = "SlurmComputeResource."
@@ -71,6 +74,35 @@ def connect(target: SshAddress, whole: Deadline) -> paramiko.Transport:
     known = read_known_keys(target.known_hosts, target.host, target.port)
     file_key = None if target.key_file is None else _load_key(target.key_file, target.passphrase)
     deadline = Deadline(min(whole.remaining(), target.connect_timeout_seconds))
+    transport = _handshake_again(target, known, deadline)
+    try:
+        _log_in(transport, target, file_key, deadline)
+    except BaseException:
+        transport.close()
+        raise
+    transport.set_keepalive(_KEEPALIVE_SECONDS)
+    return transport
+
+
+class _HandshakeBroken(HostUnreachable):
+    pass
+
+
+def _handshake_again(target: SshAddress, known: KnownKeys, deadline: Deadline) -> paramiko.Transport:
+    """Try a few times: sshd turns newcomers away at random while many log in at once (MaxStartups)."""
+    attempt = 1
+    while True:
+        try:
+            return _handshake(target, known, deadline)
+        except _HandshakeBroken:
+            pause = random.uniform(0.2, 0.6)
+            if attempt == _ATTEMPTS or deadline.remaining() < 2 * pause:
+                raise
+            attempt += 1
+            time.sleep(pause)
+
+
+def _handshake(target: SshAddress, known: KnownKeys, deadline: Deadline) -> paramiko.Transport:
     sock = open_socket(target.host, target.port, deadline)
     try:
         transport = paramiko.Transport(sock)
@@ -80,11 +112,9 @@ def connect(target: SshAddress, whole: Deadline) -> paramiko.Transport:
     transport.set_log_channel(_LOG_NAME)
     try:
         _check_host_key(transport, target, known, deadline)
-        _log_in(transport, target, file_key, deadline)
     except BaseException:
         transport.close()
         raise
-    transport.set_keepalive(_KEEPALIVE_SECONDS)
     return transport
 
 
@@ -124,8 +154,8 @@ def _log_in(
     transport: paramiko.Transport, target: SshAddress, file_key: paramiko.PKey | None, deadline: Deadline
 ) -> None:
     refusals: list[str] = []
-    with contextlib.closing(paramiko.Agent()) as agent:
-        keys = [file_key] if file_key is not None else [*agent.get_keys(), *_default_keys(target)]
+    with contextlib.ExitStack() as stack:
+        keys = [file_key] if file_key is not None else _own_keys(target, stack)
         for key in keys[:_KEYS_TRIED]:
             attempt = functools.partial(transport.auth_publickey, target.user, key)
             if _accepted(attempt, transport, target, deadline, refusals):
@@ -196,19 +226,19 @@ def _load_key(path: str, passphrase: str | None) -> paramiko.PKey:
     )
 
 
-def _default_keys(target: SshAddress) -> list[paramiko.PKey]:
-    paths = [Path.home() / ".ssh" / name for name in ("id_ed25519", "id_ecdsa", "id_rsa")]
-    keys = []
-    for path in paths:
-        # Encrypted ones are for the agent; nobody asked for them here.
+def _own_keys(target: SshAddress, stack: contextlib.ExitStack) -> list[paramiko.PKey]:
+    """The keys of the agent, which stays connected as long as the stack, and those in the usual files."""
+    keys: list[paramiko.PKey] = list(stack.enter_context(contextlib.closing(paramiko.Agent())).get_keys())
+    for name in ("id_ed25519", "id_ecdsa", "id_rsa"):
+        # Missing is usual, and encrypted ones are for the agent: nobody asked for them here.
         with contextlib.suppress(ConfigurationError):
-            keys.append(_load_key(str(path), target.passphrase))
+            keys.append(_load_key(f"~/.ssh/{name}", target.passphrase))
     return keys
 
 
-def _not_ssh(target: SshAddress, error: BaseException) -> HostUnreachable:
+def _not_ssh(target: SshAddress, error: BaseException) -> _HandshakeBroken:
     reason = str(error) or type(error).__name__
-    return HostUnreachable(
+    return _HandshakeBroken(
         f"{target.host} port {target.port} took the connection but did not complete an SSH handshake: {reason}",
         field=_FIELD + "port",
     )
