@@ -3,8 +3,6 @@
 Where the cluster is comes from environment variables; ``make demo`` sets them for a Slurm of its own.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path
@@ -24,7 +22,7 @@ def digits_search(context: dg.AssetExecutionContext, compute: SlurmComputeResour
     result = compute.run(
         context=context,
         payload=PAYLOAD,
-        argv=["{python}", "files/search.py", *arguments],
+        argv=["{python}", "-u", "files/search.py", *arguments],
         interval_seconds=5,
     )
     return result.materialize_result()

@@ -45,6 +45,7 @@ class MarkedProcesses:
     """The processes of one demo, known by a mark in their environment, whatever their parent is now."""
 
     mark: str = attrs.field(factory=lambda: secrets.token_hex(16))
+    _children: list[subprocess.Popen[bytes]] = attrs.field(factory=list, init=False, repr=False)
 
     def start(self, name: str, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> Service:
         """Start a process in a session of its own: a Ctrl-C in the terminal reaches this program only."""
@@ -57,6 +58,7 @@ class MarkedProcesses:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._children.append(process)
         return Service(name, process, log)
 
     def stop(self) -> list[str]:
@@ -70,6 +72,8 @@ class MarkedProcesses:
         terminate(alive, GRACE_SECONDS)
         # One that was just being started when the others were asked to end.
         terminate(marked_processes(MARK_VARIABLE, self.mark), 1.0)
+        for child in self._children:
+            child.poll()  # collects its exit status
         return described
 
     def left(self) -> list[str]:

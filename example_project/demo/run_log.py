@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import attrs
 import dagster as dg
@@ -22,7 +23,7 @@ class RunProgress:
     Attributes:
         done: Finished tasks; None before the payload has said so.
         total: All tasks; None before the payload has said so.
-        failure: The error of the step that failed; None when none has.
+        failure: What the error says that failed a step or the run; None when none has.
         metadata: What the asset's materialization carries; empty before it is there.
     """
 
@@ -47,7 +48,7 @@ def advance(progress: RunProgress, entries: Iterable[EventLogEntry]) -> RunProgr
         if event is None:
             continue
         if event.event_type is DagsterEventType.STEP_FAILURE and event.step_failure_data.error is not None:
-            progress = attrs.evolve(progress, failure=event.step_failure_data.error.to_string())
+            progress = attrs.evolve(progress, failure=root_cause(event.step_failure_data.error))
         elif event.event_type is DagsterEventType.RUN_FAILURE and progress.failure is None:
             progress = attrs.evolve(progress, failure=event.message)
         elif event.event_type is DagsterEventType.ASSET_MATERIALIZATION:
@@ -56,6 +57,25 @@ def advance(progress: RunProgress, entries: Iterable[EventLogEntry]) -> RunProgr
                 progress, metadata={**progress.metadata, **{name: value.value for name, value in metadata.items()}}
             )
     return progress
+
+
+class ChainedError(Protocol):
+    """An error as Dagster's event log keeps it."""
+
+    @property
+    def message(self) -> str:
+        """What it says."""
+
+    @property
+    def cause(self) -> ChainedError | None:
+        """The error it was raised from."""
+
+
+def root_cause(error: ChainedError) -> str:
+    """What the innermost of the chained errors says."""
+    while error.cause is not None:
+        error = error.cause
+    return error.message.strip()
 
 
 class RunLog:

@@ -84,8 +84,8 @@ class Demo:
             Stopped: when a signal ended it before the run was over; what it had started is stopped.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
+        self._end_leftovers()  # may hold the port
         require_free_port(self._options.port)
-        self._end_leftovers()
         state = new_state(self._processes.mark)
         save_state(self._options.directory, state)
         with ExitStack() as cleanup:

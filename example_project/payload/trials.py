@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -146,9 +147,9 @@ def save_checkpoint(directory: Path, key: str, outcome: Outcome) -> None:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file under a name of its own and rename it: two writers never mix, a reader never sees a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
-    with temporary.open("wb") as stream:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "wb") as stream:
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
-    temporary.replace(path)
+    os.replace(temporary, path)
