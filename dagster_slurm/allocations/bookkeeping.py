@@ -53,9 +53,7 @@ def bring_up_to_date(ledger: Ledger, observation: Observation) -> Books:
     """
     if not observation.listing.answered:
         conditions = {record.slurm_job_id: condition_of(record, observation) for record in ledger.records()}
-        return Books(
-            ledger=ledger, conditions=conditions, effects=(), adopted=(), refused=(), closed=(), archived=()
-        )
+        return Books(ledger=ledger, conditions=conditions, effects=(), adopted=(), refused=(), closed=(), archived=())
     resolved = _resolve_submissions(ledger, observation)
     ledger = resolved.ledger
     conditions = {record.slurm_job_id: condition_of(record, observation) for record in ledger.records()}
@@ -113,9 +111,7 @@ def _resolve_submissions(ledger: Ledger, observation: Observation) -> _Resolved:
             ledger = ledger.without_submission(token)
         elif revocation is not None:
             revocations.append(revocation)
-    return _Resolved(
-        ledger=ledger, adopted=tuple(adopted), refused=tuple(refused), revocations=tuple(revocations)
-    )
+    return _Resolved(ledger=ledger, adopted=tuple(adopted), refused=tuple(refused), revocations=tuple(revocations))
 
 
 def _job_of(trace: SubmissionTrace) -> str | None:

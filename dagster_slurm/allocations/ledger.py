@@ -242,7 +242,7 @@ def flat_json(item: AllocationRecord | OpenSubmission) -> dict[str, Any]:
 
 
 def _flat(cls: type[_T], document: Any) -> _T:
-    fields = {a.name: a for a in attrs.fields(cls) if a.name != "extra"}  # type: ignore[arg-type, misc]
+    fields = {a.name: a for a in attrs.fields(cls) if a.name != "extra"}  # type: ignore[arg-type]
     if not isinstance(document, dict):
         raise TypeError(f"{cls.__name__} is not an object: {document!r}")
     known = {key: value for key, value in document.items() if key in fields}

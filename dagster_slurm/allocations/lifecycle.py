@@ -74,9 +74,7 @@ def plan_head(
                 remedy=f"look at them (squeue --name={job_name_for(session_id)}); cancel them or restore the records.",
             )
         ledger = Ledger(session_id=session_id, job_name=job_name_for(session_id))
-        ledger = attrs.evolve(
-            ledger, worker_template=worker_shape.digest, shapes={worker_shape.digest: worker_shape}
-        )
+        ledger = attrs.evolve(ledger, worker_template=worker_shape.digest, shapes={worker_shape.digest: worker_shape})
     books = bring_up_to_date(ledger, observation)
     ledger = books.ledger
     head = ledger.head
@@ -182,9 +180,7 @@ def is_over(observation: Observation) -> bool:
 
 def live_jobs(observation: Observation) -> tuple[str, ...]:
     """Jobs of the session's name that the listing shows and that are not known to have ended."""
-    return tuple(
-        job.slurm_job_id for job in observation.listing.jobs if Condition(state=job.state).live is not False
-    )
+    return tuple(job.slurm_job_id for job in observation.listing.jobs if Condition(state=job.state).live is not False)
 
 
 def open_tokens(observation: Observation) -> tuple[str, ...]:

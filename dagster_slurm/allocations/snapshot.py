@@ -9,6 +9,7 @@ import attrs
 
 from dagster_slurm.allocations.bookkeeping import bring_up_to_date
 from dagster_slurm.allocations.conditions import Condition
+from dagster_slurm.allocations.config import EffectiveShape
 from dagster_slurm.allocations.ledger import HEAD, WORKER, AllocationRecord, Ledger, OpenSubmission
 from dagster_slurm.allocations.observation import Observation, Report
 from dagster_slurm.slurm.states import StateClass
@@ -139,9 +140,7 @@ def build_snapshot(ledger: Ledger, observation: Observation) -> SessionSnapshot:
 
 
 def _pending_head(ledger: Ledger) -> AllocationSnapshot:
-    open_head: OpenSubmission | None = next(
-        (s for s in ledger.worker_submissions.values() if s.role == HEAD), None
-    )
+    open_head: OpenSubmission | None = next((s for s in ledger.worker_submissions.values() if s.role == HEAD), None)
     return AllocationSnapshot(slurm_job_id=None, role=HEAD, intent=None if open_head is None else open_head.intent)
 
 
@@ -166,7 +165,7 @@ def _describe(
     tres = None if live_row is None else live_row.tres
     asked = None if live_row is None else gpus_per_node_requested(live_row.tres_per_node)
     if asked is None and shape is not None:
-        asked = shape.gpus_per_node_count
+        asked = _gpus_asked(shape)
     ray_nodes = _ray_nodes(record, cluster)
     nodes = () if live_row is None or not running else live_row.nodes
     return AllocationSnapshot(
@@ -193,6 +192,11 @@ def _describe(
         submitted_at=record.submitted_at,
         message=_message(record, observation),
     )
+
+
+def _gpus_asked(shape: EffectiveShape) -> int | None:
+    value = shape.gpus_per_node
+    return None if value is None else int(str(value).rpartition(":")[2])
 
 
 def _committed(condition: Condition) -> bool | None:

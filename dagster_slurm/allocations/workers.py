@@ -180,9 +180,7 @@ def _release(decision: _Decision, records: Sequence[AllocationRecord], intent: W
             effects.append(Cancel((record.slurm_job_id,), only_pending=False))
         else:
             effects.append(drain_of(record, deadline, decision.now))
-    return attrs.evolve(
-        decision, books=attrs.evolve(decision.books, ledger=ledger), effects=tuple(effects)
-    )
+    return attrs.evolve(decision, books=attrs.evolve(decision.books, ledger=ledger), effects=tuple(effects))
 
 
 def _release_named(decision: _Decision, intent: WorkerIntent) -> _Decision:
@@ -276,9 +274,7 @@ def _head_is_gone(decision: _Decision) -> bool:
     return decision.condition(head).live is False
 
 
-def _scale_out(
-    decision: _Decision, intent: WorkerIntent, barred: HeldBack | None, tokens: Iterator[str]
-) -> _Decision:
+def _scale_out(decision: _Decision, intent: WorkerIntent, barred: HeldBack | None, tokens: Iterator[str]) -> _Decision:
     unresolved = decision.open_submissions(intent.key)
     # What expired in this call keeps its place: the policy may want another shape next time.
     expired = sum(1 for job_id in decision.expired if _intent_of(decision, job_id) == intent.key)

@@ -21,8 +21,10 @@ _PYTHON_FIELD = "SlurmComputeResource.ray_python"
 _BASE_FAULTS = {
     "not_absolute": ("is not an absolute path", "give an absolute path on the cluster, or one that begins with ~/"),
     "link": ("is a symbolic link", "give the directory that it points to"),
-    "missing": ("does not exist or is not a directory", "create it on the cluster (mkdir -p -m 700), on a filesystem "
-                "that login and compute nodes share"),
+    "missing": (
+        "does not exist or is not a directory",
+        "create it on the cluster (mkdir -p -m 700), on a filesystem that login and compute nodes share",
+    ),
     "owner": ("belongs to another user", "give a directory that the SSH user owns"),
     "not_writable": ("cannot be written", "check its permissions, the quota and the free space"),
     "writable_by_others": ("can be written by others", "take that away (chmod go-w): they could run commands as you"),
@@ -79,7 +81,7 @@ def create_directory(shell: RemoteShell, *, remote_base: str, session_id: str, p
         [
             *(f"{name}={quote(value)}\n" for name, value in parameters.items()),
             f"check_python() {{ eval {quote(setup or ':')} >&2; {quote(python)} -c {quote(probe)}; }}\n",
-            f"unpack_library() {{\ncd \"$library\" &&\n{unpack_commands(library_archive(), '.')}}}\n",
+            f'unpack_library() {{\ncd "$library" &&\n{unpack_commands(library_archive(), ".")}}}\n',
             part("create.sh"),
             "create\n",
         ]

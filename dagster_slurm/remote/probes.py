@@ -18,8 +18,8 @@ def starts_script(options: Sequence[tuple[str, ...]]) -> str:
     """Ask about each option list, after a cheap look at whether the controller answers at all."""
     lines = ["SLURM_TIME_FORMAT=%s; export SLURM_TIME_FORMAT"]
     for words in options:
-        probe = command((*TIME_BOUND, "sbatch", "--test-only", *words, "--wrap", ":"))
-        lines.append(f'section now date +%s; section start {probe}')
+        probe = command((*TIME_BOUND, "sbatch", "--test-only", *words, "--wrap=:"))
+        lines.append(f"section now date +%s; section start {probe}")
     asked = "\n".join(lines)
     return f"""pinged=$(timeout -k 1 2 scontrol ping 2>&1)
 emit ping "$?" "$pinged"
@@ -48,8 +48,7 @@ def read_starts(reply: Reply, count: int, address: str) -> tuple[TestOnlyReply, 
     if len(starts) != count or len(clocks) != count:
         raise missing(reply, "some start estimates", address)
     return tuple(
-        parse_test_only(start.status, start.text, int(clock.text))
-        for start, clock in zip(starts, clocks, strict=True)
+        parse_test_only(start.status, start.text, int(clock.text)) for start, clock in zip(starts, clocks, strict=True)
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from dagster_slurm.allocations.ledger import read_ledger
 from dagster_slurm.allocations.observation import NO_LEDGER, Fate, Observation, Report, SubmissionTrace
-from dagster_slurm.allocations.plan import Committed, CommitRefused, NotTried, SubmissionOutcome
+from dagster_slurm.allocations.plan import CommitRefused, Committed, NotTried, SubmissionOutcome
 from dagster_slurm.allocations.settings import SessionSettings
 from dagster_slurm.errors import LedgerDamaged, ReplyIncomplete, SessionNotFound
 from dagster_slurm.remote.frames import Reply

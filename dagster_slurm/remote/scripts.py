@@ -23,7 +23,8 @@ from dagster_slurm.allocations.plan import (
 from dagster_slurm.allocations.settings import SessionSettings
 from dagster_slurm.remote.frames import quote
 from dagster_slurm.remote.submission import agent_settings, batch_script, submit_command
-from dagster_slurm.slurm.replies import COMMUNICATION_FAILURES, sacct_arguments, squeue_arguments
+from dagster_slurm.slurm.commands import COMMUNICATION_WORDS
+from dagster_slurm.slurm.replies import sacct_arguments, squeue_arguments
 
 
 @lru_cache(maxsize=4)
@@ -41,9 +42,8 @@ def command(words: Iterable[str]) -> str:
 def observe_functions(settings: SessionSettings) -> str:
     """Definitions that ``observe`` needs; they run nothing."""
     listing = command(squeue_arguments(settings.job_name, settings.cluster))
-    return (
-        f"session={quote(settings.session_dir)}\n"
-        f"list_jobs() {{ SLURM_TIME_FORMAT=%s {listing}; }}\n" + part("observe.sh")
+    return f"session={quote(settings.session_dir)}\nlist_jobs() {{ SLURM_TIME_FORMAT=%s {listing}; }}\n" + part(
+        "observe.sh"
     )
 
 
@@ -99,11 +99,9 @@ def _function(name: str, lines: list[str], joined_by: str) -> str:
 
 def _failure_function() -> str:
     """Whether a failed sbatch may have made a job all the same: the rule of ``parse_submission``, in shell."""
-    patterns = " | ".join(f"*{quote(phrase)}*" for phrase in COMMUNICATION_FAILURES)
     return f"""is_communication_failure() {{
-    case $1 in 0 | 12[4-7] | 13? | 14? | 15?) return 0 ;; esac
-    case $(printf '%s' "$2" | tr '[:upper:]' '[:lower:]') in {patterns}) return 0 ;; esac
-    return 1
+    case $1 in 0 | 12[4-7] | 129 | 1[3-8]? | 19[0-2]) return 0 ;; esac
+    printf %s "$2" | grep -qiE {quote(COMMUNICATION_WORDS)}
 }}
 """
 

@@ -6,7 +6,7 @@ import attrs
 
 from dagster_slurm.allocations.conditions import unanswered_ids
 from dagster_slurm.allocations.observation import Observation
-from dagster_slurm.allocations.plan import Committed, CommitRefused, CommitRequest
+from dagster_slurm.allocations.plan import CommitRefused, CommitRequest, Committed
 from dagster_slurm.allocations.settings import SessionSettings
 from dagster_slurm.errors import LockTimeout, SessionDirectoryUnsafe
 from dagster_slurm.remote.replies import read_commit, read_observation
@@ -37,9 +37,7 @@ class RemoteSite:
         # Sites bound the date range of a query, so it begins shortly before our oldest submission in question.
         times = [r.submitted_at for r in observation.ledger.records() if r.slurm_job_id in gone and r.submitted_at]
         since = min([observation.login_clock - ACCOUNTING_MARGIN_SECONDS, *(t - 3600 for t in times)])
-        reply = self.shell.run(
-            accounting_script(self.settings, gone, since), timeout_seconds=OBSERVE_TIMEOUT_SECONDS
-        )
+        reply = self.shell.run(accounting_script(self.settings, gone, since), timeout_seconds=OBSERVE_TIMEOUT_SECONDS)
         section = reply.section("accounting")
         if section is None:
             return observation

@@ -13,7 +13,7 @@ import attrs
 from dagster_slurm.allocations.ledger import Ledger
 from dagster_slurm.allocations.lifecycle import plan_outcomes, plan_upkeep
 from dagster_slurm.allocations.observation import Observation
-from dagster_slurm.allocations.plan import Committed, CommitRefused, CommitRequest, HeldBack, Plan, Site, Submit
+from dagster_slurm.allocations.plan import CommitRefused, CommitRequest, Committed, HeldBack, Plan, Site, Submit
 from dagster_slurm.errors import RemoteError
 
 #: How often a call decides again after another commit came first, or after a lost reply.

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-import attrs
-
 from dagster_slurm.allocations.config import SlurmWorkerAllocationConfig
 from dagster_slurm.allocations.estimate import StartEstimate
 from dagster_slurm.errors import ConfigurationError, EstimateBudgetExceeded

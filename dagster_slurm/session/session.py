@@ -250,9 +250,7 @@ class AllocationSession:
             if observation.closing and is_over(observation):
                 return EndResult(complete=True)
             if time.monotonic() >= until:
-                return EndResult(
-                    complete=False, live=live_jobs(observation), unresolved=len(open_tokens(observation))
-                )
+                return EndResult(complete=False, live=live_jobs(observation), unresolved=len(open_tokens(observation)))
             time.sleep(0.5)
 
     # -- payloads ----------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""For tests of policies and of this library: a session on a simulated scheduler, with virtual time."""
