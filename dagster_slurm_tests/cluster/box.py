@@ -13,10 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import final
 
-from . import bringup, daemons, packages, services, state
-from .definition import DEFAULT_GROUPS, MARKER, BoxDefinition, NodeGroup, remote_setup
+from . import bringup, packages, services, state
+from .daemons import Process, is_alive, is_stopped, marked_processes, send, wait_until
+from .definition import DEFAULT_GROUPS, MARKER, BoxDefinition, NodeGroup
 from .errors import BoxError
 from .ray_python import ensure_ray_python
+from .rendering import remote_setup
 from .teardown import tear_down
 
 _RPC_LINE = re.compile(
@@ -228,19 +230,23 @@ class SlurmBox:
 
     # Daemons: munged, sshd, mariadbd, slurmdbd, slurmctld, slurmd.<node>
 
-    def daemons(self) -> dict[str, daemons.Process | None]:
+    def daemons(self) -> dict[str, Process | None]:
         """Return the daemons by name in the order of their start, None for one that does not run."""
         return state.recorded_processes(self.definition)
+
+    def processes(self) -> list[Process]:
+        """Return all living processes of the box: daemons, jobs, logins and what they started."""
+        return marked_processes(MARKER, str(self.directory))
 
     def stop_daemon(self, name: str) -> None:
         """Freeze a daemon (SIGSTOP): connections to it hang."""
         process = services.running(self.definition, name)
-        daemons.send(process, signal.SIGSTOP)
-        daemons.wait_until(lambda: daemons.is_stopped(process), 10, f"{name} stopped")
+        send(process, signal.SIGSTOP)
+        wait_until(lambda: is_stopped(process), 10, f"{name} stopped")
 
     def continue_daemon(self, name: str) -> None:
         """Let a frozen daemon go on (SIGCONT)."""
-        daemons.send(services.running(self.definition, name), signal.SIGCONT)
+        send(services.running(self.definition, name), signal.SIGCONT)
 
     def kill_daemon(self, name: str) -> None:
         """Kill a daemon (SIGKILL) and wait until it is gone; connections to it are refused.
@@ -248,8 +254,8 @@ class SlurmBox:
         slurmctld writes its state every few seconds: what happened since is lost, as on a real crash.
         """
         process = services.running(self.definition, name)
-        daemons.send(process, signal.SIGKILL)
-        daemons.wait_until(lambda: not daemons.is_alive(process), 10, f"end of {name}")
+        send(process, signal.SIGKILL)
+        wait_until(lambda: not is_alive(process), 10, f"end of {name}")
 
     def start_daemon(self, name: str) -> None:
         """Start a daemon that was killed and wait until it answers.

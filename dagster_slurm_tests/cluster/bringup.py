@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import random
 import secrets
 import socket
 import string
@@ -16,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import daemons
-from .definition import DEFAULT_GROUPS, BoxDefinition, NodeGroup, port_count, render_files
+from .definition import DEFAULT_GROUPS, BoxDefinition, NodeGroup, port_count
 from .errors import BoxError
 from .packages import ensure_programs
 from .places import claim_ports, ensure_base_directory, release_ports
+from .rendering import gpu_devices, render_files
 from .services import node_states, run, ssh_command, start_daemon
 from .state import environment, save_definition
 from .teardown import tear_down
@@ -38,10 +38,6 @@ class Options:
     extra_slurm_conf: tuple[str, ...] = ()
 
 
-class _PortTaken(Exception):
-    """Another program took one of the claimed ports before the box's daemon did."""
-
-
 def bring_up(options: Options) -> tuple[BoxDefinition, subprocess.Popen[bytes]]:
     """Start a box and return it when it is ready, with the guard that ends it when this process dies.
 
@@ -50,26 +46,27 @@ def bring_up(options: Options) -> tuple[BoxDefinition, subprocess.Popen[bytes]]:
     """
     programs = ensure_programs()
     job_user = ensure_job_user()
-    for attempt in range(1, _ATTEMPTS + 1):
+    attempts_left = _ATTEMPTS
+    while True:
+        attempts_left -= 1
         definition = _define(options, job_user)
         guard = _start_guard(definition)
         try:
             _prepare(definition, programs, job_user)
             _start_all(definition, programs)
         except BaseException as error:
-            taken = _port_taken(definition)
+            again = isinstance(error, BoxError) and attempts_left > 0 and _port_taken(definition)
             tear_down(definition)
             dismiss_guard(guard)
-            if not taken or attempt == _ATTEMPTS or not isinstance(error, BoxError):
+            if not again:
                 raise
         else:
             return definition, guard
-    raise AssertionError("unreachable")
 
 
 def _define(options: Options, job_user: pwd.struct_passwd) -> BoxDefinition:
     """Choose names and ports, and make the directory."""
-    tag = "".join(random.choices(string.ascii_lowercase, k=5))
+    tag = "".join(secrets.choice(string.ascii_lowercase) for _ in range(5))
     directory = options.directory or ensure_base_directory() / f"box-{tag}"
     directory = directory.absolute()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -130,11 +127,14 @@ def _prepare(definition: BoxDefinition, programs: Mapping[str, str], job_user: p
     box = Path(definition.directory)
     for name in ("etc", "run", "run/munge", "log", "state", "spool", "database", "dev", "bases"):
         (box / name).mkdir()
+        (box / name).chmod(0o755)  # whatever the umask
     for relative, file in render_files(definition).items():
         path = box / relative
         path.touch(mode=0o600)
         path.write_text(file.text)
         path.chmod(file.mode)
+    for device in gpu_devices(definition):
+        Path(device).symlink_to("/dev/null")
     munge_key = box / "etc" / "munge.key"
     munge_key.touch(mode=0o600)
     munge_key.write_bytes(secrets.token_bytes(1024))
@@ -205,7 +205,7 @@ def _make_database(definition: BoxDefinition, programs: Mapping[str, str]) -> No
 def _fill_accounting(definition: BoxDefinition) -> None:
     """Register cluster, accounts, QOS and the job user."""
     cluster = f"cluster={definition.cluster_name}"
-    accounts = ",".join(account.name for account in definition.accounts)
+    accounts = ",".join(definition.accounts)
     qos = ",".join(definition.qos)
     for words in (
         ["cluster", definition.cluster_name],
@@ -215,7 +215,7 @@ def _fill_accounting(definition: BoxDefinition) -> None:
             "user",
             definition.job_user,
             f"account={accounts}",
-            f"defaultaccount={definition.accounts[0].name}",
+            f"defaultaccount={definition.accounts[0]}",
             f"qos=normal,{qos}",
             cluster,
         ],
@@ -224,5 +224,6 @@ def _fill_accounting(definition: BoxDefinition) -> None:
 
 
 def _port_taken(definition: BoxDefinition) -> bool:
+    """Return whether another program took one of the claimed ports before the box's daemon did."""
     logs = Path(definition.directory, "log").glob("*.log")
     return any("address already in use" in log.read_text(errors="replace").lower() for log in logs)

@@ -100,7 +100,7 @@ def launch(
     wait_until(pid_file.exists, 10, f"start of {argv[0]}")
     process = identify(int(pid_file.read_text()))
     if process is None:
-        raise BoxError(f"{argv[0]} ended at once.\n{tail(log)}")
+        raise BoxError(f"{argv[0]} ended after its start.\n{tail(log)}")
     return process
 
 

@@ -69,7 +69,8 @@ def claim_ports(box: Path, count: int) -> Ports:
     if count > _BLOCK:
         raise BoxError(f"a box has at most {_BLOCK} ports, this one needs {count}: fewer nodes")
     blocks = list(range(_FIRST_PORT, _LAST_PORT - _BLOCK, _BLOCK))
-    random.shuffle(blocks)
+    # Not the seedable generator: tests seed it, and two boxes would always try the same block first.
+    random.SystemRandom().shuffle(blocks)
     for first in blocks:
         claim = _claims() / str(first)
         with contextlib.suppress(FileNotFoundError):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import pwd
 import shlex
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from . import daemons
-from .definition import BoxDefinition, daemon_commands
+from .definition import BoxDefinition
 from .errors import BoxError
+from .rendering import daemon_commands
 from .state import environment, record_process, recorded_processes
 
 _READY_SECONDS = 60.0
@@ -92,8 +92,7 @@ def _answers(definition: BoxDefinition, name: str) -> bool:
         **{f"slurmd.{node}": definition.ports.slurmd + i for i, node in enumerate(definition.node_names())},
     }
     if name in ports:
-        with socket.socket() as client:
-            return client.connect_ex(("127.0.0.1", ports[name])) == 0
+        return _listens(ports[name])
     question = {
         "munged": ["munge", "--no-input", f"--socket={definition.munge_socket}"],
         "slurmctld": ["scontrol", "ping"],
@@ -101,6 +100,12 @@ def _answers(definition: BoxDefinition, name: str) -> bool:
     if name == "munged" and not Path(definition.munge_socket).exists():
         return False
     return run(question, environment(definition), check=False, timeout_seconds=30).returncode == 0
+
+
+def _listens(port: int) -> bool:
+    """Return whether somebody listens on a TCP port, without connecting: Slurm logs an idle connection as an error."""
+    entries = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    return any(state == "0A" and int(local.rpartition(":")[2], 16) == port for _, local, _, state, *_ in entries)
 
 
 def node_states(definition: BoxDefinition) -> dict[str, str]:

@@ -8,9 +8,10 @@ import os
 from pathlib import Path
 
 from .daemons import Process, is_alive
-from .definition import MARKER, Account, BoxDefinition, NodeGroup, Ports, daemon_commands
+from .definition import MARKER, BoxDefinition, NodeGroup, Ports
 from .errors import BoxError
 from .packages import PROGRAMS, search_path
+from .rendering import daemon_commands
 
 SCHEMA_VERSION = 1
 
@@ -46,7 +47,7 @@ def load_definition(directory: Path) -> BoxDefinition:
             **fields,
             "ports": Ports(**fields["ports"]),
             "groups": tuple(NodeGroup(**group) for group in fields["groups"]),
-            "accounts": tuple(Account(**account) for account in fields["accounts"]),
+            "accounts": tuple(fields["accounts"]),
             "qos": tuple(fields["qos"]),
             "extra_slurm_conf": tuple(fields["extra_slurm_conf"]),
         }

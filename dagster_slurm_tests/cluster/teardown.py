@@ -31,14 +31,16 @@ def tear_down(definition: BoxDefinition, *, keep: bool = False) -> None:
     directory = Path(definition.directory)
     if not directory.exists():
         return
+    # Looked at before anything ends: a job's process that cleared its environment is known by its parent only.
+    members = daemons.marked_processes(MARKER, definition.directory)
     known = {name: process for name, process in recorded_processes(definition).items() if process is not None}
-    for process in known.values():
+    for process in (*known.values(), *members):
         daemons.send(process, signal.SIGCONT)
     if "slurmctld" in known:
         _cancel_what_runs(definition)
     for prefix in _ORDER:
         daemons.terminate([process for name, process in known.items() if name.startswith(prefix)], 10)
-    _kill_leftovers(definition.directory)
+    _kill_leftovers(definition.directory, members)
     release_ports(directory, definition.ports)
     if keep:
         (directory / "state.json").unlink(missing_ok=True)
@@ -54,9 +56,10 @@ def _cancel_what_runs(definition: BoxDefinition) -> None:
         return
 
 
-def _kill_leftovers(directory: str) -> None:
+def _kill_leftovers(directory: str, members: list[daemons.Process]) -> None:
+    """Kill what is left of the members and everything else that carries the box's marker."""
     deadline = time.monotonic() + 20
-    while leftovers := daemons.marked_processes(MARKER, directory):
+    while leftovers := {*filter(daemons.is_alive, members), *daemons.marked_processes(MARKER, directory)}:
         if time.monotonic() > deadline:
-            raise BoxError(f"processes of the box in {directory} do not end: {[left.pid for left in leftovers]}")
+            raise BoxError(f"processes of the box in {directory} do not end: {sorted(left.pid for left in leftovers)}")
         daemons.terminate(leftovers, 0)
