@@ -97,6 +97,8 @@ class NodeAgent:
     def _loop(self) -> decide.Leave:
         if raystart.installed_ray_version() is None:
             return decide.Leave(1, f"{sys.executable} cannot import ray; set the session's Python to one that can")
+        # The first report gives the filesystem's clock, without which the age of a file is not known.
+        self._write_report("waiting", None, None)
         while True:
             self._update_run()
             seen = self._look.look(self._memory, time.monotonic())

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 AGENT = Path(__file__).parents[2] / "dagster_slurm" / "agent"
-MARK = "DAGSTER_SLURM_TEST_MARK"
+# Not DAGSTER_SLURM_...: the agent keeps such variables from its children.
+MARK = "TEST_OF_AGENT_MARK"
 GIBIBYTE = 1024**3
 
 
@@ -66,9 +67,7 @@ class HandMadeSession:
         head = None if head_job is None else {"slurm_job_id": head_job, "token": f"t{head_job}"}
         self.write("allocation.json", {"schema_version": 1, "head": head, "workers": [], "worker_submissions": {}})
 
-    def start(self, job: str, *, memory_mib: int = 1024, cpus: int = 1, **settings: Any) -> subprocess.Popen[bytes]:
-        """Start the agent of a job that Slurm has granted one node on this host."""
-        token = f"t{job}"
+    def write_settings(self, token: str, settings: Mapping[str, Any]) -> None:
         self.write(
             f"submissions/{token}/agent.json",
             {
@@ -86,6 +85,14 @@ class HandMadeSession:
                 **settings,
             },
         )
+
+    def start(
+        self, job: str, *, python_command: str = sys.executable, write_settings: bool = True, **settings: Any
+    ) -> subprocess.Popen[bytes]:
+        """Start the agent of a job that Slurm has granted one CPU and 1 GiB on this host."""
+        token = f"t{job}"
+        if write_settings:
+            self.write_settings(token, settings)
         environ = {
             name: value
             for name, value in os.environ.items()
@@ -95,15 +102,15 @@ class HandMadeSession:
             MARK: self.mark,
             "SLURM_JOB_ID": job,
             "SLURMD_NODENAME": f"c{job}",
-            "SLURM_JOB_CPUS_PER_NODE": str(cpus),
-            "SLURM_MEM_PER_NODE": str(memory_mib),
+            "SLURM_JOB_CPUS_PER_NODE": "1",
+            "SLURM_MEM_PER_NODE": "1024",
             "SLURM_JOB_NUM_NODES": "1",
             "SLURM_NODEID": "0",
             "DAGSTER_SLURM_OBJECT_STORE_BYTES": str(80 * 1024 * 1024),
         }
         with (self.directory / "submissions" / token / "log").open("ab") as log:
             agent = subprocess.Popen(
-                [sys.executable, "-u", str(self.directory / "lib" / "dagster_slurm_agent"), "batch"]
+                [python_command, "-u", str(self.directory / "lib" / "dagster_slurm_agent"), "batch"]
                 + ["--session", str(self.directory), "--token", token],
                 env=environ,
                 stdout=log,
