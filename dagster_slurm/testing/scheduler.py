@@ -54,6 +54,7 @@ class SimulatedScheduler:
             hears a time-out), "nothing" (a time-out, no job) or "late" (a time-out, the job comes with ``deliver_late``).
         min_job_age_seconds: How long an ended job stays in the listing.
         accounting: Whether accounting answers.
+        late: Jobs whose submission was sent and that do not exist yet.
     """
 
     now: int = 1_800_000_000
@@ -62,7 +63,7 @@ class SimulatedScheduler:
     submission_answers: list[str] = attrs.field(factory=list)
     min_job_age_seconds: int = 300
     accounting: bool = True
-    _late: list[SimulatedJob] = attrs.field(factory=list)
+    late: list[SimulatedJob] = attrs.field(factory=list)
     _next_id: int = 1
 
     # -- commands ----------------------------------------------------------------------------------
@@ -84,7 +85,7 @@ class SimulatedScheduler:
         )
         self._next_id += 1
         if answer == "late":
-            self._late.append(job)
+            self.late.append(job)
             return Ambiguous(TIMED_OUT)
         self.jobs[job.slurm_job_id] = job
         return Ambiguous(TIMED_OUT) if answer == "lost" else Submitted(job.slurm_job_id, None)
@@ -146,10 +147,10 @@ class SimulatedScheduler:
 
     def deliver_late(self) -> None:
         """Jobs whose submission was still on its way appear."""
-        for job in self._late:
+        for job in self.late:
             job.submitted_at = self.now
             self.jobs[job.slurm_job_id] = job
-        self._late.clear()
+        self.late.clear()
 
     def _shown(self, job: SimulatedJob) -> bool:
         return job.ended_at is None or self.now - job.ended_at < self.min_job_age_seconds

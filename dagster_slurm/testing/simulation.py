@@ -133,6 +133,10 @@ class SimulatedSite:
         """Jobs that do work, or will when they start."""
         return [job for job in self.scheduler.jobs.values() if job.live and self._could_work(job)]
 
+    def on_their_way(self) -> list[SimulatedJob]:
+        """Jobs whose submission the scheduler has not taken yet, and that would work when they come."""
+        return [job for job in self.scheduler.late if self._could_work(job)]
+
     def read(self) -> Ledger | None:
         """The ledger."""
         return None if self.files.ledger is None else read_ledger(self.files.ledger, path="simulated ledger")
