@@ -28,6 +28,10 @@ CHANNEL_LIMIT = 4  # at once on one connection; sshd allows 10 (MaxSessions) unl
 _REFUSED_SECONDS = 5.0  # how long a lone refused channel is asked for again: sshd frees a slot a little late
 
 
+class _SessionRefused(Exception):
+    """The host keeps the connection and opens no further session on it."""
+
+
 class SshShell:
     """A RemoteShell over SSH; see ``RemoteShell`` for what ``run`` promises. Safe to use from several threads.
 
@@ -72,7 +76,7 @@ class SshShell:
             with self._slot(deadline):
                 try:
                     connection, channel = self._open_channel(script, deadline)
-                except paramiko.ChannelException as refusal:
+                except _SessionRefused as refusal:
                     refused_since = self._note_refusal(refusal, refused_since, deadline)
                 else:
                     try:
@@ -102,9 +106,7 @@ class SshShell:
                 self._open_channels -= 1
                 self._state.notify_all()
 
-    def _note_refusal(
-        self, refusal: paramiko.ChannelException, refused_since: float | None, deadline: Deadline
-    ) -> float | None:
+    def _note_refusal(self, refusal: _SessionRefused, refused_since: float | None, deadline: Deadline) -> float | None:
         """The host allows fewer sessions than we hold: queue behind our own, or wait a little when there are none."""
         with self._state:
             if self._open_channels > 1:
@@ -125,18 +127,19 @@ class SshShell:
             connection, kept = self._enter_connection(deadline)
             # A kept connection may have died silently: leave time for a new one.
             share = deadline.remaining() / 2 if kept else deadline.remaining()
-            limit = min(share, self._target.connect_timeout_seconds)
+            opening = Deadline(min(share, self._target.connect_timeout_seconds))
+            channel: paramiko.Channel | None = None
             try:
-                with connection.watchdog(limit):
-                    channel = connection.transport.open_session(timeout=limit)
+                with connection.watchdog(opening.remaining()):
+                    channel = connection.transport.open_session(timeout=max(0.0, opening.remaining()))
                     channel.exec_command(command)
                 with self._state:
                     self.round_trips += 1
                 return connection, channel
-            except paramiko.ChannelException:
-                connection.leave()
-                raise
             except LOST as error:
+                if channel is None and connection.transport.is_active() and opening.remaining() > 0:
+                    connection.leave()
+                    raise _SessionRefused(str(error)) from error
                 self._drop(connection)
                 connection.leave()
                 if not kept:

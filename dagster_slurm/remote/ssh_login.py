@@ -25,8 +25,8 @@ _KEYS_TRIED = 5  # sshd ends a connection at 6 failures (MaxAuthTries)
 _LOG_NAME = "dagster_slurm.ssh"
 _FIELD = "SlurmComputeResource."
 
-# Without a handler of its own paramiko prints its tracebacks to standard error.
-logging.getLogger(_LOG_NAME).addHandler(logging.NullHandler())
+# Everything that matters is raised; paramiko also logs it, with tracebacks. Lower this level to see that.
+logging.getLogger(_LOG_NAME).setLevel(logging.CRITICAL)
 
 
 @attrs.frozen
