@@ -46,7 +46,7 @@ INHERIT: Final = Inherit.INHERIT
 """A field that was left out: the base shape's value is taken. None instead clears it."""
 
 _T = TypeVar("_T")
-Inheritable: TypeAlias = "_T | None | Literal[Inherit.INHERIT]"
+Inheritable: TypeAlias = "_T | Literal[Inherit.INHERIT] | None"
 
 
 def _resources(value: Any) -> Any:
@@ -91,28 +91,20 @@ class SlurmWorkerAllocationConfig:
     is not text is refused, because it could be minutes or seconds. None leaves it to the partition."""
     nodelist: Inheritable[str] = INHERIT
     exclude: Inheritable[str] = INHERIT
-    extra_options: Inheritable[tuple[str, ...]] = attrs.field(
-        default=INHERIT, converter=_items
-    )
+    extra_options: Inheritable[tuple[str, ...]] = attrs.field(default=INHERIT, converter=_items)
     """Further sbatch options, each with its value as one item: ``("--licenses=matlab:1",)``."""
     head_only: Inheritable[bool] = INHERIT
     """The allocation may lead the session but offers no resources for work."""
     drain_window_seconds: Inheritable[int] = INHERIT
     """How long before its walltime the worker stops taking work; None means 120. 0: it is not warned."""
-    ray_start_args: Inheritable[tuple[str, ...]] = attrs.field(
-        default=INHERIT, converter=_items
-    )
-    ray_resources: Inheritable[Mapping[str, float] | tuple[tuple[str, float], ...]] = (
-        attrs.field(default=INHERIT, converter=_resources)
+    ray_start_args: Inheritable[tuple[str, ...]] = attrs.field(default=INHERIT, converter=_items)
+    ray_resources: Inheritable[Mapping[str, float] | tuple[tuple[str, float], ...]] = attrs.field(
+        default=INHERIT, converter=_resources
     )
     """Custom Ray resources per node; kept as sorted pairs."""
 
     def __attrs_post_init__(self) -> None:
-        stated = {
-            name: value
-            for name, value in attrs.asdict(self, recurse=False).items()
-            if value is not INHERIT
-        }
+        stated = {name: value for name, value in attrs.asdict(self, recurse=False).items() if value is not INHERIT}
         _checked(stated)
 
 
@@ -144,15 +136,11 @@ class EffectiveShape:
     head_only: bool = False
     drain_window_seconds: int = DEFAULT_DRAIN_WINDOW_SECONDS
     ray_start_args: tuple[str, ...] = attrs.field(default=(), converter=_items)
-    ray_resources: tuple[tuple[str, float], ...] = attrs.field(
-        default=(), converter=_resources
-    )
+    ray_resources: tuple[tuple[str, float], ...] = attrs.field(default=(), converter=_resources)
 
     def __attrs_post_init__(self) -> None:
         for name, value in _checked(attrs.asdict(self, recurse=False)).items():
-            object.__setattr__(
-                self, name, value
-            )  # the canonical spelling, before anyone sees the shape
+            object.__setattr__(self, name, value)  # the canonical spelling, before anyone sees the shape
 
     @property
     def time_limit_seconds(self) -> int | None:
@@ -164,11 +152,7 @@ class EffectiveShape:
         """How long before the walltime the batch process is warned: at most half of a stated walltime, so that a
         short allocation does some work."""
         limit = self.time_limit_seconds
-        return (
-            self.drain_window_seconds
-            if limit is None
-            else min(self.drain_window_seconds, limit // 2)
-        )
+        return self.drain_window_seconds if limit is None else min(self.drain_window_seconds, limit // 2)
 
     @property
     def digest(self) -> str:
@@ -196,15 +180,11 @@ class EffectiveShape:
             raise ConfigurationError(f"{data!r} is not a worker shape.")
         unknown = sorted(set(data) - {field.name for field in attrs.fields(cls)})
         if unknown:
-            raise ConfigurationError(
-                f"A worker shape has unknown fields: {', '.join(map(repr, unknown))}."
-            )
+            raise ConfigurationError(f"A worker shape has unknown fields: {', '.join(map(repr, unknown))}.")
         return cls(**data)
 
 
-def inherit(
-    config: SlurmWorkerAllocationConfig | None, base: EffectiveShape | None
-) -> EffectiveShape:
+def inherit(config: SlurmWorkerAllocationConfig | None, base: EffectiveShape | None) -> EffectiveShape:
     """The effective shape of `config` on top of `base`; None stands for a config or base that states nothing.
 
     Raises:
@@ -213,23 +193,13 @@ def inherit(
     own = {} if config is None else attrs.asdict(config, recurse=False)
     values: dict[str, Any] = {}
     if base is not None:
-        values = {
-            k: v
-            for k, v in attrs.asdict(base, recurse=False).items()
-            if k not in _NEVER_INHERITED
-        }
+        values = {k: v for k, v in attrs.asdict(base, recurse=False).items() if k not in _NEVER_INHERITED}
     if any(own.get(form, INHERIT) not in (INHERIT, None) for form in _MEMORY_FORMS):
-        values = {
-            name: value for name, value in values.items() if name not in _MEMORY_FORMS
-        }
+        values = {name: value for name, value in values.items() if name not in _MEMORY_FORMS}
     values |= {name: value for name, value in own.items() if value is not INHERIT}
-    defaults = {field.name: field.default for field in attrs.fields(EffectiveShape)}
-    return EffectiveShape(
-        **{
-            name: defaults[name] if value is None else value
-            for name, value in values.items()
-        }
-    )
+    # A cleared field is one that nobody stated: its default applies.
+    stated: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+    return EffectiveShape(**stated)
 
 
 def _to_json(name: str, value: Any) -> Any:
@@ -246,10 +216,7 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
             f"{' and '.join(stated)} are stated together; Slurm takes one form of memory.",
             field=_name(stated[1]),
         )
-    return {
-        name: None if value is None else _checked_value(name, value)
-        for name, value in values.items()
-    }
+    return {name: None if value is None else _checked_value(name, value) for name, value in values.items()}
 
 
 def _checked_value(name: str, value: Any) -> Any:
@@ -270,9 +237,7 @@ def _checked_value(name: str, value: Any) -> Any:
         return _resource_pairs(value, field)
     if name == "head_only":
         if not isinstance(value, bool):
-            raise ConfigurationError(
-                f"{value!r} is neither True nor False.", field=field
-            )
+            raise ConfigurationError(f"{value!r} is neither True nor False.", field=field)
         return value
     return plain_text(value, field).strip()
 
@@ -305,15 +270,11 @@ def _resource_pairs(value: Any, field: str) -> tuple[tuple[str, float], ...]:
     try:
         pairs = [(plain_text(key, field), number) for key, number in value]
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"{value!r} is not a mapping of names to numbers.", field=field
-        ) from error
+        raise ConfigurationError(f"{value!r} is not a mapping of names to numbers.", field=field) from error
     for key, number in pairs:
         numeric = isinstance(number, int | float) and not isinstance(number, bool)
         if not numeric or not math.isfinite(number) or number < 0:
-            raise ConfigurationError(
-                f"{key!r}: {number!r} is not a number of at least 0.", field=field
-            )
+            raise ConfigurationError(f"{key!r}: {number!r} is not a number of at least 0.", field=field)
     # One spelling for 2 and 2.0, which are equal and must have equal digests.
     return tuple(sorted((key, float(number)) for key, number in pairs))
 

@@ -20,6 +20,8 @@ from dagster_slurm.slurm.commands import (
 from dagster_slurm.slurm.hostlists import expand_hostlist
 from dagster_slurm.slurm.states import StateClass, canonical_state, state_class
 
+# The name in a row that the database made before it heard of the submission (seen on 22.05).
+_PROVISIONAL_NAME: Final = "allocation"
 _FIELDS: Final = ("JobIDRaw", "State", "Submit", "ExitCode", "NodeList", "JobName")
 
 
@@ -27,12 +29,13 @@ _FIELDS: Final = ("JobIDRaw", "State", "Submit", "ExitCode", "NodeList", "JobNam
 class AccountingRow:
     """The latest record of one job. `exit_code` and `exit_signal` are None until the job ended.
 
-    `submitted_at` is the scheduler's submit time in seconds of the cluster's clock. Job ids are used again after a
-    reset of the cluster: compare name and submit time before you believe a row.
+    `name` is None as long as accounting does not know it: for some seconds a row can be provisional, even with a
+    final state. `submitted_at` is the scheduler's submit time in seconds of the cluster's clock. Job ids are used
+    again, for example after a controller lost its last seconds: compare name and submit time before you believe a row.
     """
 
     state: str | None
-    name: str
+    name: str | None
     submitted_at: int | None
     nodes: tuple[str, ...]
     exit_code: int | None
@@ -100,20 +103,14 @@ def parse_accounting(status: int, text: str) -> AccountingReply:
     return AccountingReply(answered=True, rows=MappingProxyType(rows))
 
 
-def _row(
-    raw_state: str, submit: str, exit_pair: str, nodes: str, name: str
-) -> AccountingRow:
+def _row(raw_state: str, submit: str, exit_pair: str, nodes: str, name: str) -> AccountingRow:
     state = canonical_state(raw_state)
     # A row that is not final shows 0:0, which would read as success.
-    ended = (
-        state is not None
-        and state_class(state) is StateClass.ENDED
-        and state != "COMPLETING"
-    )
+    ended = state is not None and state_class(state) is StateClass.ENDED and state != "COMPLETING"
     code, _, signal = exit_pair.partition(":")
     return AccountingRow(
         state=state,
-        name=name,
+        name=None if name == _PROVISIONAL_NAME else name,
         submitted_at=number_or_none(submit),
         nodes=expand_hostlist(nodes),
         exit_code=number_or_none(code) if ended else None,

@@ -15,10 +15,8 @@ SIGNAL_WINDOW_LIMIT_SECONDS: Final = 65_535
 
 # C0 and C1 controls, and the two line separators of Unicode: any of them can break a line, a column or a terminal.
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_MEMORY: Final = re.compile(r"[0-9]{1,12}[KMGTkmgt]?")
-_GPU_COUNT: Final = re.compile(
-    r"(?:[A-Za-z0-9_.-]+:)?[0-9]{1,6}(?:,[A-Za-z0-9_.-]+:[0-9]{1,6})*"
-)
+_MEMORY: Final = re.compile(r"([0-9]{1,12})(?:([KMGT])B?)?", re.IGNORECASE)
+_GPU_COUNT: Final = re.compile(r"(?:[A-Za-z0-9_.-]+:)?[0-9]{1,6}(?:,[A-Za-z0-9_.-]+:[0-9]{1,6})*")
 _NUMBER: Final = re.compile(r"[0-9]{1,6}")
 
 
@@ -37,9 +35,7 @@ def plain_text(value: object, field: str) -> str:
             remedy="Leave it out, or write None to clear it.",
         )
     if _CONTROL.search(value):
-        raise ConfigurationError(
-            f"{value!r} holds a line break or another control character.", field=field
-        )
+        raise ConfigurationError(f"{value!r} holds a line break or another control character.", field=field)
     return value
 
 
@@ -64,14 +60,8 @@ def whole_number(value: object, field: str, *, least: int, most: int = 999_999) 
     Raises:
         ConfigurationError: it is none; names `field`.
     """
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or not least <= value <= most
-    ):
-        raise ConfigurationError(
-            f"{value!r} is not a whole number from {least} to {most}.", field=field
-        )
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigurationError(f"{value!r} is not a whole number from {least} to {most}.", field=field)
     return value
 
 
@@ -81,14 +71,12 @@ def memory_size(value: object, field: str) -> str:
     Raises:
         ConfigurationError: it has another form; names `field`.
     """
-    text = plain_text(value, field).strip()
-    if _MEMORY.fullmatch(text) is None:
+    match = _MEMORY.fullmatch(plain_text(value, field).strip())
+    if match is None:
         raise ConfigurationError(
-            f"{value!r} is not a memory size.",
-            field=field,
-            remedy='Write a number and a unit, such as "8G" or "500M".',
+            f"{value!r} is not a memory size.", field=field, remedy='Write a number and a unit, such as "8G" or "500M".'
         )
-    return text.upper()
+    return match[1] + (match[2] or "").upper()
 
 
 def gpu_count(value: object, field: str) -> int | str:

@@ -52,13 +52,18 @@ def fault_of(status: int, text: str) -> ReplyFault | None:
         return ReplyFault.NO_ANSWER
     if status in _NOT_RUN:
         return ReplyFault.COMMAND_MISSING
-    if _USAGE.search(text):
+    if names_usage_error(text):
         return ReplyFault.USAGE
     if "accounting storage is disabled" in text:
         return ReplyFault.DISABLED
     if names_communication_failure(text):
         return ReplyFault.NO_ANSWER
     return ReplyFault.ERROR
+
+
+def names_usage_error(text: str) -> bool:
+    """Whether the text says that this version of the command does not know an option or a field."""
+    return _USAGE.search(text) is not None
 
 
 def ended_by_signal(status: int) -> bool:
@@ -68,11 +73,7 @@ def ended_by_signal(status: int) -> bool:
 
 def ran(status: int) -> bool:
     """Whether the command ended by itself: neither stopped by its bound or a signal, nor missing."""
-    return (
-        status not in _TIMED_OUT
-        and status not in _NOT_RUN
-        and not ended_by_signal(status)
-    )
+    return status not in _TIMED_OUT and status not in _NOT_RUN and not ended_by_signal(status)
 
 
 def not_started(status: int) -> bool:
@@ -93,11 +94,7 @@ def cluster_argument(cluster: str | None) -> str:
 def word_or_none(text: str) -> str | None:
     """A printed value, or None for nothing and for the words that Slurm prints in its place."""
     stripped = text.strip()
-    return (
-        None
-        if stripped in {"", "N/A", "(null)", "None", "NONE", "Unknown", "None assigned"}
-        else stripped
-    )
+    return None if stripped in {"", "N/A", "(null)", "None", "NONE", "Unknown", "None assigned"} else stripped
 
 
 def number_or_none(text: str) -> int | None:

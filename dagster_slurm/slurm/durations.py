@@ -14,12 +14,8 @@ _PRINTED: Final = re.compile(
 _LIMIT_WITH_DAYS: Final = re.compile(
     r"(?P<days>[0-9]{1,9})-(?P<hours>[0-9]{1,9})(?::(?P<minutes>[0-9]{1,9}))?(?::(?P<seconds>[0-9]{1,9}))?"
 )
-_LIMIT_HOURS: Final = re.compile(
-    r"(?P<hours>[0-9]{1,9}):(?P<minutes>[0-9]{1,9}):(?P<seconds>[0-9]{1,9})"
-)
-_LIMIT_MINUTES: Final = re.compile(
-    r"(?P<minutes>[0-9]{1,9})(?::(?P<seconds>[0-9]{1,9}))?"
-)
+_LIMIT_HOURS: Final = re.compile(r"(?P<hours>[0-9]{1,9}):(?P<minutes>[0-9]{1,9}):(?P<seconds>[0-9]{1,9})")
+_LIMIT_MINUTES: Final = re.compile(r"(?P<minutes>[0-9]{1,9})(?::(?P<seconds>[0-9]{1,9}))?")
 _NO_LIMIT: Final = frozenset({"-1", "UNLIMITED", "INFINITE"})
 TIME_LIMIT_FORMS: Final = (
     '"minutes", "minutes:seconds", "hours:minutes:seconds", "days-hours", "days-hours:minutes", '
@@ -39,17 +35,10 @@ def parse_walltime(text: str | None) -> int | None:
     minutes = int(match["minutes"])
     if seconds > 59 or (match["hours"] is not None and minutes > 59):
         return None
-    return (
-        int(match["days"] or 0) * 86400
-        + int(match["hours"] or 0) * 3600
-        + minutes * 60
-        + seconds
-    )
+    return int(match["days"] or 0) * 86400 + int(match["hours"] or 0) * 3600 + minutes * 60 + seconds
 
 
-def parse_time_limit(
-    value: str | int | None, *, field: str = "time_limit"
-) -> int | None:
+def parse_time_limit(value: str | int | None, *, field: str = "time_limit") -> int | None:
     """Seconds of a time limit in the forms of ``sbatch --time``: a lone number is minutes, ``1:30`` is 90 seconds.
 
     The scheduler rounds up to whole minutes; this does not. None when no limit is asked for: None, ``UNLIMITED``,
@@ -63,22 +52,14 @@ def parse_time_limit(
     text = str(value).strip()
     if text.upper() in _NO_LIMIT:
         return None
-    match = (
-        _LIMIT_WITH_DAYS.fullmatch(text)
-        or _LIMIT_HOURS.fullmatch(text)
-        or _LIMIT_MINUTES.fullmatch(text)
-    )
+    match = _LIMIT_WITH_DAYS.fullmatch(text) or _LIMIT_HOURS.fullmatch(text) or _LIMIT_MINUTES.fullmatch(text)
     if match is None or isinstance(value, bool):
         raise ConfigurationError(
             f"{value!r} is not a time limit in a form of sbatch.",
             field=field,
             remedy=f"Write {TIME_LIMIT_FORMS}.",
         )
-    parts = {
-        name: int(number)
-        for name, number in match.groupdict().items()
-        if number is not None
-    }
+    parts = {name: int(number) for name, number in match.groupdict().items() if number is not None}
     total = (
         parts.get("days", 0) * 86400
         + parts.get("hours", 0) * 3600

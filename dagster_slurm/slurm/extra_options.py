@@ -12,12 +12,8 @@ from dagster_slurm.slurm.arguments import plain_text
 
 _SESSION: Final = "the session sets it on every job"
 _ONE_JOB: Final = "an allocation is exactly one job whose id sbatch prints"
-_LOCAL: Final = (
-    "it names the cluster or user to submit as, which the connection decides"
-)
-_WAITS: Final = (
-    "a worker that waits for another job can wait for its own session for ever"
-)
+_LOCAL: Final = "it names the cluster or user to submit as, which the connection decides"
+_WAITS: Final = "a worker that waits for another job can wait for its own session for ever"
 _ONE_TASK: Final = "an allocation runs one agent per node"
 _ENVIRONMENT: Final = "it decides the job's environment, which the session sets up"
 
@@ -50,9 +46,7 @@ _RESERVED: Final[Mapping[str, str]] = MappingProxyType(
         ),
         **dict.fromkeys(["array", "het-group", "pack-group"], _ONE_JOB),
         **dict.fromkeys(["export", "export-file", "get-user-env"], _ENVIRONMENT),
-        **dict.fromkeys(
-            ["clusters", "cluster", "cluster-constraint", "uid", "gid"], _LOCAL
-        ),
+        **dict.fromkeys(["clusters", "cluster", "cluster-constraint", "uid", "gid"], _LOCAL),
         "dependency": _WAITS,
         **dict.fromkeys(
             [
@@ -117,9 +111,7 @@ _LETTERS: Final[Mapping[str, str]] = MappingProxyType(
 _FLAG_LETTERS: Final = frozenset("hHIOQsuvVW")
 # An option of its own whose name is the start of a reserved one.
 _OWN_NAMES: Final = frozenset({"gpus"})
-_LONG: Final = re.compile(
-    r"--(?P<name>[A-Za-z0-9][A-Za-z0-9_-]*)(?P<value>=.*)?", re.DOTALL
-)
+_LONG: Final = re.compile(r"--(?P<name>[A-Za-z0-9][A-Za-z0-9_-]*)(?P<value>=.*)?", re.DOTALL)
 
 
 def check_extra_options(options: Iterable[str], field: str = "extra_options") -> None:

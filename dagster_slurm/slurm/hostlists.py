@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ClusterShell.NodeSet import (  # type: ignore[import-untyped]
+from ClusterShell.NodeSet import (
     RESOLVER_NOGROUP,
     NodeSet,
     NodeSetException,
@@ -14,9 +14,7 @@ from ClusterShell.NodeSet import (  # type: ignore[import-untyped]
 NODES_LIMIT: Final = 65_536
 """More nodes than this in one list is damage: a Slurm cluster is smaller."""
 
-_LIST: Final = re.compile(
-    r"(?:[A-Za-z0-9_.-]|\[[0-9,-]+\])+(?:,(?:[A-Za-z0-9_.-]|\[[0-9,-]+\])+)*"
-)
+_LIST: Final = re.compile(r"(?:[A-Za-z0-9_.-]|\[[0-9,-]+\])+(?:,(?:[A-Za-z0-9_.-]|\[[0-9,-]+\])+)*")
 _BRACKETS: Final = re.compile(r"\[([0-9,-]+)\]")
 _RANGE: Final = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 # Printed where a list would stand.

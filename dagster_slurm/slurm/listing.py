@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import attrs
@@ -13,6 +14,7 @@ from dagster_slurm.slurm.commands import (
     ReplyFault,
     cluster_argument,
     fault_of,
+    names_usage_error,
     number_or_none,
     said,
     word_or_none,
@@ -43,6 +45,10 @@ _FIELDS: Final = (
     "Command",
     "Comment",
     "JobArrayID",
+)
+# A wrapper of the site can end with 0 although it could not ask; without rows such words are no empty queue.
+_NAMES_TROUBLE: Final = re.compile(
+    r"error|fail|unable|unavailable|maintenance|denied|timed out|\bdown\b|not found", re.IGNORECASE
 )
 _QUERY_OF_A_PURGED_ID: Final = "slurm_load_jobs error: Invalid job id specified"
 
@@ -94,9 +100,7 @@ class Listing:
 def squeue_arguments(job_name: str, cluster: str | None = None) -> tuple[str, ...]:
     """The command that lists our own jobs of that name in every state. SLURM_TIME_FORMAT must be ``%s``."""
     field_ends = [FIELD_END] * (len(_FIELDS) - 1) + [FIELD_END + ROW_END]
-    fields = ",".join(
-        f"{field}:{end}" for field, end in zip(_FIELDS, field_ends, strict=True)
-    )
+    fields = ",".join(f"{field}:{end}" for field, end in zip(_FIELDS, field_ends, strict=True))
     return (
         *BOUNDED,
         "squeue",
@@ -132,11 +136,7 @@ def parse_listing(status: int, text: str) -> Listing:
         columns = row.split(FIELD_END)
         # Lines before the first column are a heading or a message, not the id.
         job_id = columns[0].rpartition("\n")[2].strip()
-        if (
-            len(columns) != len(_FIELDS) + 1
-            or columns[-1]
-            or columns[-2].strip() != job_id
-        ):
+        if len(columns) != len(_FIELDS) + 1 or columns[-1] or columns[-2].strip() != job_id:
             return _damaged(
                 f"A row has {len(columns) - 1} of {len(_FIELDS)} columns, or columns of two rows.",
                 text,
@@ -147,8 +147,12 @@ def parse_listing(status: int, text: str) -> Listing:
         if job is None:
             return _damaged("A column of the row spans lines.", text)
         jobs.append(job)
-    if not rows and "error:" in rest:
-        return Listing(answered=False, error=said(status, text), fault=ReplyFault.ERROR)
+    if not rows and _NAMES_TROUBLE.search(rest):
+        return Listing(
+            answered=False,
+            error=said(status, text),
+            fault=ReplyFault.USAGE if names_usage_error(rest) else ReplyFault.ERROR,
+        )
     return Listing(answered=True, jobs=tuple(jobs))
 
 
@@ -172,14 +176,10 @@ def _listed_job(job_id: str, columns: list[str]) -> ListedJob | None:
         name=columns[14],
         state=state,
         reason=None if kind is StateClass.ENDED else word_or_none(columns[15]),
-        time_left_seconds=parse_walltime(columns[2])
-        if kind is StateClass.RUNNING
-        else None,
+        time_left_seconds=parse_walltime(columns[2]) if kind is StateClass.RUNNING else None,
         time_limit_seconds=parse_walltime(columns[3]),
         submitted_at=number_or_none(columns[4]),
-        expected_start_at=number_or_none(columns[5])
-        if kind is StateClass.PENDING
-        else None,
+        expected_start_at=number_or_none(columns[5]) if kind is StateClass.PENDING else None,
         nodes=expand_hostlist(columns[7]),
         requested_nodes=number_or_none(columns[6]),
         tres=word_or_none(columns[8]),

@@ -88,17 +88,9 @@ def sbatch_arguments(
         ConfigurationError: a value cannot be passed on as meant; ``field`` names it.
     """
     if len(comment.encode(errors="replace")) > COMMENT_LIMIT_BYTES:
-        raise ConfigurationError(
-            f"The comment is longer than {COMMENT_LIMIT_BYTES} bytes.", field="comment"
-        )
-    window = (
-        shape.signal_window_seconds
-        if signal_window_seconds is None
-        else signal_window_seconds
-    )
-    whole_number(
-        window, "signal_window_seconds", least=0, most=SIGNAL_WINDOW_LIMIT_SECONDS
-    )
+        raise ConfigurationError(f"The comment is longer than {COMMENT_LIMIT_BYTES} bytes.", field="comment")
+    window = shape.signal_window_seconds if signal_window_seconds is None else signal_window_seconds
+    whole_number(window, "signal_window_seconds", least=0, most=SIGNAL_WINDOW_LIMIT_SECONDS)
     check_extra_options(shape.extra_options)
     arguments = [
         f"--job-name={checked_job_name(job_name, 'job_name')}",
@@ -144,7 +136,5 @@ def _resource_arguments(shape: Shape) -> list[str]:
     )
     for name, value in stated:
         if value is not None:
-            arguments.append(
-                f"--{name}={plain_text(str(value), name.replace('-', '_'))}"
-            )
+            arguments.append(f"--{name}={plain_text(str(value), name.replace('-', '_'))}")
     return arguments

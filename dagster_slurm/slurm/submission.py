@@ -18,9 +18,7 @@ from dagster_slurm.slurm.commands import (
 from dagster_slurm.slurm.hostlists import expand_hostlist
 
 _PARSABLE: Final = re.compile(r"(?P<id>[0-9]{1,18})(?:;(?P<cluster>[^;\s]+))?")
-_SENTENCE: Final = re.compile(
-    r"Submitted batch job (?P<id>[0-9]{1,18})\b(?: on cluster (?P<cluster>\S+))?.*"
-)
+_SENTENCE: Final = re.compile(r"Submitted batch job (?P<id>[0-9]{1,18})\b(?: on cluster (?P<cluster>\S+))?.*")
 # The words after the timestamp differ by version and kind of job.
 _ESTIMATE: Final = re.compile(
     r"^(?:sbatch: )?Job [0-9]+(?:\+[0-9]+)? to start at (?P<start>\S+)(?P<rest>.*)$",
@@ -72,17 +70,13 @@ class TestOnlyReply:
     fault: ReplyFault | None = None
 
 
-def parse_submission(
-    status: int, stdout: str, stderr: str
-) -> Submitted | Refused | Ambiguous:
+def parse_submission(status: int, stdout: str, stderr: str) -> Submitted | Refused | Ambiguous:
     """What became of a submission with ``sbatch --parsable``.
 
     Refused only when sbatch ended by itself, failed, printed a reason, and the reason names no lost message, or
     when sbatch never ran. Everything else without exactly one job id is ambiguous.
     """
-    printed = said(
-        status, "\n".join(part.strip() for part in (stderr, stdout) if part.strip())
-    )
+    printed = said(status, "\n".join(part.strip() for part in (stderr, stdout) if part.strip()))
     found = _job_ids(stdout)
     if status == 0:
         return found[0] if len(found) == 1 else Ambiguous(printed)
@@ -97,14 +91,8 @@ def parse_submission(
 def _job_ids(stdout: str) -> list[Submitted]:
     lines = [line.strip() for line in stdout.split("\n")]
     for pattern in (_PARSABLE, _SENTENCE):
-        matches = [
-            match for match in map(pattern.fullmatch, lines) if match is not None
-        ]
-        found = {
-            Submitted(match["id"], match["cluster"])
-            for match in matches
-            if int(match["id"]) > 0
-        }
+        matches = [match for match in map(pattern.fullmatch, lines) if match is not None]
+        found = {Submitted(match["id"], match["cluster"]) for match in matches if int(match["id"]) > 0}
         if found:
             return sorted(found, key=lambda job: job.slurm_job_id)
     return []
@@ -118,13 +106,11 @@ def parse_test_only(status: int, text: str, login_clock: int) -> TestOnlyReply:
     """
     fault = fault_of(status, text)
     if fault is not None:
-        silent = fault is ReplyFault.NO_ANSWER
-        return TestOnlyReply(None, said(status, text), answered=not silent, fault=fault)
+        answered = fault in (ReplyFault.ERROR, ReplyFault.USAGE)
+        return TestOnlyReply(None, said(status, text), answered=answered, fault=fault)
     estimates = list(_ESTIMATE.finditer(text))
     if not estimates:
-        return TestOnlyReply(
-            None, f"sbatch gave no start estimate: {said(status, text)}", answered=True
-        )
+        return TestOnlyReply(None, f"sbatch gave no start estimate: {said(status, text)}", answered=True)
     start, rest = estimates[-1]["start"], estimates[-1]["rest"]
     if not re.fullmatch(r"[0-9]{1,18}", start):
         return TestOnlyReply(

@@ -37,9 +37,7 @@ def total_gpus(tres: Mapping[str, str] | None) -> int | None:
         return None
     if "gres/gpu" in tres:
         return _count(tres["gres/gpu"])
-    typed = [
-        _count(value) for name, value in tres.items() if name.startswith("gres/gpu:")
-    ]
+    typed = [_count(value) for name, value in tres.items() if name.startswith("gres/gpu:")]
     known = [count for count in typed if count is not None]
     return sum(known) if known and len(known) == len(typed) else None
 
