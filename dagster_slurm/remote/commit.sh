@@ -34,10 +34,9 @@ start_of() {
 abandoned() {
     lock_fields=${1#owner.}
     lock_age=
-    old_ifs=$IFS
     IFS=,
     set -- $lock_fields
-    IFS=$old_ifs
+    unset IFS
     if [ "$2" = "$owner_host" ] && [ "$3" = "$owner_boot" ] && [ "$4" = "$owner_space" ]; then
         holder_start=$(start_of "$5")
         [ "$holder_start" = "$6" ] || return 0

@@ -1,0 +1,7 @@
+"""Fixtures of the fault tests."""
+
+from __future__ import annotations
+
+from dagster_slurm_tests.sessions import observer, pause, place
+
+__all__ = ["observer", "pause", "place"]
