@@ -161,10 +161,16 @@ def shell_to(address: SshAddress, remote_setup: str = "", slurm_bin: str | None 
 
 
 class Relay:
-    """A TCP relay. It can break its connections, or keep them open and swallow everything."""
+    """A TCP relay. It can break its connections, or keep them open and swallow everything.
 
-    def __init__(self, target_port: int) -> None:
+    Args:
+        target_port: Where to.
+        turned_away: How many newcomers to send off first, as an sshd with too many does.
+    """
+
+    def __init__(self, target_port: int, turned_away: int = 0) -> None:
         self._target_port = target_port
+        self._turned_away = turned_away
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._open: list[socket.socket] = []
@@ -176,10 +182,14 @@ class Relay:
         while True:
             try:
                 near, _ = self._listener.accept()
+                self.connections += 1
+                if self.connections <= self._turned_away:
+                    near.sendall(b"Exceeded MaxStartups\r\n")
+                    near.close()
+                    continue
                 far = socket.create_connection(("127.0.0.1", self._target_port))
             except OSError:
                 return
-            self.connections += 1
             self._open += [near, far]
             for source, sink in ((near, far), (far, near)):
                 source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -215,9 +225,9 @@ class Relay:
 
 
 @contextlib.contextmanager
-def relay(target_port: int) -> Iterator[Relay]:
+def relay(target_port: int, turned_away: int = 0) -> Iterator[Relay]:
     """A relay to a port of this machine."""
-    running = Relay(target_port)
+    running = Relay(target_port, turned_away)
     try:
         yield running
     finally:

@@ -256,21 +256,17 @@ def test_M_2_a_port_that_accepts_and_says_nothing(server: Sshd) -> None:
         assert time.monotonic() - started < 15
 
 
-def test_a_host_that_turns_newcomers_away_is_asked_again(login: Login, monkeypatch: pytest.MonkeyPatch) -> None:
-    with sshd(login, "MaxStartups 1") as server:
-        wait_until(lambda: server.logged("Connection closed by") + server.logged("not receive identification") > 0)
-        holder = socket.create_connection(("127.0.0.1", server.port))
-        holder.recv(100)
-        pause = time.sleep
-
-        def leave(seconds: float) -> None:
-            holder.close()
-            pause(seconds)
-
-        monkeypatch.setattr(ssh_login.time, "sleep", leave)
-        with shell_to(server.address()) as shell:
+@pytest.mark.parametrize(("turned_away", "reaches"), [(2, True), (3, False)])
+def test_a_host_that_turns_newcomers_away_is_asked_again_a_few_times(
+    server: Sshd, turned_away: int, reaches: bool
+) -> None:
+    with relay(server.port, turned_away) as between, shell_to(server.address(port=between.port)) as shell:
+        if reaches:
             assert shell.run("section t true").complete
-        assert holder.fileno() == -1
+        else:
+            with pytest.raises(HostUnreachable, match="did not complete an SSH handshake"):
+                shell.run("section t true")
+        assert between.connections == 3
 
 
 @pytest.mark.parametrize("login_shell", ["/bin/bash", "/usr/bin/csh"])
