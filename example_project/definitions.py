@@ -22,7 +22,7 @@ def digits_search(context: dg.AssetExecutionContext, compute: SlurmComputeResour
     result = compute.run(
         context=context,
         payload=PAYLOAD,
-        argv=["{python}", "-u", "files/search.py", *arguments],
+        argv=["{python}", "files/search.py", *arguments],
         interval_seconds=5,
     )
     return result.materialize_result()

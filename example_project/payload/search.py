@@ -16,7 +16,6 @@ from pathlib import Path
 
 import ray
 from dagster_pipes import PipesContext, open_dagster_pipes
-from dagster_slurm.ray import report_work
 from figures import (
     allocation_table,
     full_picture,
@@ -36,6 +35,8 @@ from trials import (
     trial_key,
     write_whole,
 )
+
+from dagster_slurm.ray import report_work
 
 TASK_RETRIES = 20
 """How often Ray starts a task again after its worker or node died. Bounded: a task that kills its

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import sklearn  # type: ignore[import-untyped]
-from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-from sklearn.model_selection import RepeatedStratifiedKFold, cross_val_score  # type: ignore[import-untyped]
-from sklearn.svm import SVC  # type: ignore[import-untyped]
+import sklearn
+from sklearn.datasets import load_digits
+from sklearn.model_selection import RepeatedStratifiedKFold, cross_val_score
+from sklearn.svm import SVC
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 SCORING_VERSION = 1

@@ -56,7 +56,7 @@ def test_a_checkpoint_is_of_one_dataset_scoring_and_library_only(monkeypatch: py
     with monkeypatch.context() as patch:
         patch.setattr(trials, "SCORING_VERSION", trials.SCORING_VERSION + 1)
         assert key != trial_key(TINY, "data")
-    monkeypatch.setattr(trials.sklearn, "__version__", "0.0")
+    monkeypatch.setattr("sklearn.__version__", "0.0")
     assert key != trial_key(TINY, "data")
 
 
