@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from dagster_slurm.errors import SessionDirectoryUnsafe, SessionNotFound
+from dagster_slurm.errors import SessionClosing, SessionDirectoryUnsafe, SessionNotFound
 from dagster_slurm.remote.frames import Reply, quote
 from dagster_slurm.remote.replies import missing
 from dagster_slurm.remote.transfer import unpack_commands
@@ -28,6 +29,7 @@ class PayloadPoll:
         exit_code: Its exit status once it ended by itself.
         message: What the head's agent says of its end.
         head_job_id: The head that took it.
+        ended_with_head: Whether it failed only because its head ended.
         messages: Bytes of its Pipes messages from the offset on.
         log: Bytes of its output from the offset on.
         messages_left: Whether more messages were there than one look brings.
@@ -40,6 +42,7 @@ class PayloadPoll:
     exit_code: int | None
     message: str | None
     head_job_id: str | None
+    ended_with_head: bool
     messages: bytes
     log: bytes
     messages_left: bool
@@ -53,23 +56,33 @@ class PayloadPoll:
         return self.state in ("succeeded", "failed", "cancelled")
 
 
-def start_script(session_dir: str, name: str, archive: bytes, argv: Sequence[str], env: Mapping[str, str]) -> str:
-    """Bring a payload's files; it becomes visible to the head's agent by one rename at the end."""
+def start_script(
+    session_dir: str, payload_id: str | None, archive: bytes, argv: Sequence[str], env: Mapping[str, str]
+) -> str:
+    """Bring a payload's files; it becomes visible to the head's agent by one rename at the end.
+
+    With an id the script may run twice: the second one finds the payload in place, or completes it.
+    """
     spec = json.dumps({"schema_version": 1, "argv": list(argv), "env": dict(env), "cwd": "."})
+    nonce = secrets.token_hex(4)
+    named = f"$(date +%s)-{nonce}" if payload_id is None else quote(payload_id)
     return f"""session={quote(session_dir)}
 start_payload() {{
     [ -d "$session/payloads" ] || {{ emit payload 3 'no such session directory'; return; }}
     [ ! -e "$session/closing" ] || {{ emit payload 4 'the session is ending'; return; }}
-    payload=$(date +%s)-{quote(name)}
+    payload={named}
     directory=$session/payloads/$payload
-    said=$(bring_payload 2>&1) || {{ emit payload 1 "$said"; return; }}
+    if [ ! -e "$directory/spec.json" ]; then
+        said=$(bring_payload 2>&1) || {{ emit payload 1 "$said"; return; }}
+    fi
     touch "$session/lease"
     emit payload 0 "$payload"
 }}
 bring_payload() {{
-    mkdir "$directory" && mkdir "$directory/files" && cd "$directory/files" &&
+    mkdir -p "$directory/files.{nonce}" && cd "$directory/files.{nonce}" &&
     {unpack_commands(archive, ".").rstrip()} &&
-    cd "$directory" && printf %s {quote(spec)} >spec.new && mv spec.new spec.json
+    cd "$directory" && {{ mv -T files.{nonce} files 2>/dev/null || [ -d files ]; }} && rm -rf files.{nonce} &&
+    printf %s {quote(spec)} >spec.{nonce} && mv spec.{nonce} spec.json
 }}
 start_payload
 """
@@ -79,13 +92,15 @@ def read_start(reply: Reply, session_dir: str, address: str) -> str:
     """Id of the payload that was brought.
 
     Raises:
-        SessionNotFound, SessionDirectoryUnsafe, ReplyIncomplete: it was not.
+        SessionNotFound, SessionClosing, SessionDirectoryUnsafe, ReplyIncomplete: it was not.
     """
     section = reply.section("payload")
     if section is None:
         raise missing(reply, "the answer about the payload", address)
     if section.status == 3:
         raise SessionNotFound(f"There is no session directory {session_dir} on {address}.")
+    if section.status == 4:
+        raise SessionClosing(f"The session {session_dir} on {address} is ending; the payload was not brought.")
     if section.status != 0:
         raise SessionDirectoryUnsafe(
             f"The payload could not be brought to {session_dir} on {address}.",
@@ -134,6 +149,7 @@ def read_poll(reply: Reply, session_dir: str, address: str) -> PayloadPoll:
         exit_code=code if isinstance(code, int) else None,
         message=_text(status, "message"),
         head_job_id=_text(status, "head_job_id"),
+        ended_with_head=status is not None and status.get("ended_with_head") is True,
         messages=messages,
         log=log,
         messages_left=len(messages) >= CHUNK_BYTES,

@@ -79,8 +79,14 @@ def create_or_attach(shell: RemoteShell, spec: SessionSpec) -> AllocationSession
     return _session(shell, site, settings, spec)
 
 
-def attach(shell: RemoteShell, spec: SessionSpec) -> AllocationSession:
+def attach(shell: RemoteShell, spec: SessionSpec, *, check: bool = True) -> AllocationSession:
     """Attach to a session that exists, and submit nothing.
+
+    Args:
+        shell: The login node.
+        spec: What the session was made from.
+        check: Whether to look that it exists. Without that the first call finds out, which is right for ending one
+            whose creation was interrupted.
 
     Raises:
         SessionNotFound: there is none.
@@ -92,7 +98,8 @@ def attach(shell: RemoteShell, spec: SessionSpec) -> AllocationSession:
         base = _home(shell) + base[1:]
     settings = attrs.evolve(spec.settings, session_dir=f"{base}/sessions/{spec.settings.session_id}")
     session = _session(shell, RemoteSite(shell, settings), settings, spec)
-    session.inspect()
+    if check:
+        session.inspect()
     return session
 
 

@@ -135,6 +135,12 @@ class AllocationSession:
         self._ledger = observation.ledger
         return observation.ledger
 
+    @property
+    def known_jobs(self) -> tuple[str, ...]:
+        """Job ids that the records named when this process last saw them and that had not ended; asks nobody."""
+        records = () if self._ledger is None else self._ledger.records()
+        return tuple(record.slurm_job_id for record in records if record.final_state is None)
+
     # -- estimate ----------------------------------------------------------------------------------
 
     def estimate_worker_starts(
@@ -255,7 +261,14 @@ class AllocationSession:
 
     # -- payloads ----------------------------------------------------------------------------------
 
-    def start_payload(self, payload: Path, *, argv: Sequence[str] = (), env: Mapping[str, str] | None = None) -> str:
+    def start_payload(
+        self,
+        payload: Path,
+        *,
+        argv: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        payload_id: str | None = None,
+    ) -> str:
         """Bring a file or directory to the cluster and have the head run it.
 
         Args:
@@ -263,6 +276,8 @@ class AllocationSession:
             argv: Command and arguments, run beside the directory ``files`` that holds what was brought; ``{python}``
                 stands for the cluster's Python. Empty runs the file itself.
             env: Environment variables added for it.
+            payload_id: A fresh id that begins with the login node's clock (``"<epoch seconds>-<anything>"``): then the
+                payload's directory is known beforehand, and a call whose answer was lost can be made again. None makes one.
 
         Returns:
             The payload's id. It waits until the head runs.
@@ -272,7 +287,7 @@ class AllocationSession:
             RemoteError, SessionError: it was not brought.
         """
         words = list(argv) or ["{python}", "-u", f"files/{payload.name}"]
-        script = start_script(self.session_dir, secrets.token_hex(4), pack(payload), words, env or {})
+        script = start_script(self.session_dir, payload_id, pack(payload), words, env or {})
         return read_start(self._shell.run(script, timeout_seconds=120), self.session_dir, self.address)
 
     def poll_payload(self, payload_id: str, *, messages_offset: int = 0, log_offset: int = 0) -> PayloadPoll:

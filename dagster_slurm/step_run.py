@@ -1,0 +1,141 @@
+"""Run one payload for one step: put session, Pipes, policy, records and loop together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+import dagster as dg
+
+from dagster_slurm.errors import ConfigurationError
+from dagster_slurm.pipes import FedMessageReader, OutputLines, print_line
+from dagster_slurm.policy import Policy
+from dagster_slurm.recording import Recorder
+from dagster_slurm.remote.transfer import pack
+from dagster_slurm.run_loop import PayloadRun, new_payload_id
+from dagster_slurm.run_result import SlurmRunResult
+from dagster_slurm.step import StepContext, StepEvents, step_of
+from dagster_slurm.ticks import DrivenSession, Driver, Ticker
+
+LEAST_INTERVAL_SECONDS = 5.0
+
+
+@attrs.frozen(kw_only=True)
+class Drive:
+    """The arguments of ``SlurmComputeResource.run``."""
+
+    payload: Path
+    policy: Policy | None
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    interval_seconds: float
+    policy_timeout_seconds: float
+    extras: Mapping[str, Any]
+
+    def check(self) -> None:
+        """Look at everything before a session is made: a wrong payload must not leave a head running.
+
+        Raises:
+            ConfigurationError: ``field`` names the argument.
+        """
+        if not self.interval_seconds >= LEAST_INTERVAL_SECONDS:
+            raise ConfigurationError(
+                f"interval_seconds must be at least {LEAST_INTERVAL_SECONDS:g}, not {self.interval_seconds}: "
+                "each interval asks the scheduler.",
+                field="interval_seconds",
+            )
+        if not self.policy_timeout_seconds > 0:
+            raise ConfigurationError(
+                f"policy_timeout_seconds must be above 0, not {self.policy_timeout_seconds}.",
+                field="policy_timeout_seconds",
+            )
+        if self.policy is not None and not callable(self.policy):
+            raise ConfigurationError(f"policy must be a function, not {self.policy!r}.", field="policy")
+        if self.payload.is_dir() and not self.argv:
+            raise ConfigurationError(
+                f"{self.payload} is a directory, and argv does not say what to run in it.",
+                field="argv",
+                remedy='for example argv=["{python}", "files/main.py"].',
+            )
+        try:
+            pack(self.payload)
+        except ConfigurationError as error:
+            raise ConfigurationError(error.message, field="payload", remedy=error.remedy) from error
+
+
+class Sessions(Protocol):
+    """Where a run's session comes from."""
+
+    def get(self, run_id: str) -> DrivenSession: ...
+
+    def note_interrupt(self) -> None: ...
+
+
+def run_payload(context: StepContext, sessions: Sessions, drive: Drive) -> SlurmRunResult:
+    """See ``SlurmComputeResource.run``."""
+    try:
+        return _run(context, sessions.get(context.run.run_id), drive)
+    except Exception:
+        raise
+    except BaseException:
+        # Dagster's interrupt, or Ctrl-C: the run ends, and with it its session, even if steps are left.
+        sessions.note_interrupt()
+        raise
+
+
+def _run(context: StepContext, session: DrivenSession, drive: Drive) -> SlurmRunResult:
+    step = step_of(context)
+    recorder = Recorder(StepEvents(context, step))
+    driver = Driver(
+        key=step.intent_key,
+        run_id=context.run.run_id,
+        policy=step.policy if drive.policy is None else drive.policy,
+        asset_key=None if step.asset_key is None else step.asset_key.to_user_string(),
+        partition_key=step.partition_key,
+        log=context.log,
+        interval_seconds=drive.interval_seconds,
+        policy_limit_seconds=drive.policy_timeout_seconds,
+    )
+    began = time.monotonic()
+    payload_id = new_payload_id(session)
+    messages = FedMessageReader(f"{session.session_dir}/payloads/{payload_id}/messages")
+    with dg.open_pipes_session(
+        context=context,
+        context_injector=dg.PipesEnvContextInjector(),
+        message_reader=messages,
+        extras=dict(drive.extras),
+    ) as pipes_session:
+        run = PayloadRun(
+            session,
+            payload_id,
+            messages=messages,
+            output=OutputLines(print_line),
+            ticker=Ticker(session, driver, recorder),
+            log=context.log,
+            wanted=_wanted_by(context),
+        )
+        last = run.run(drive.payload, drive.argv, {**drive.env, **pipes_session.get_bootstrap_env_vars()})
+    return SlurmRunResult(
+        pipes_session,
+        recorder,
+        payload_id=payload_id,
+        payload_exit_code=last.exit_code,
+        duration_seconds=time.monotonic() - began,
+        session_dir=session.session_dir,
+    )
+
+
+def _wanted_by(context: StepContext) -> Callable[[], str | None]:
+    """A run can be marked as ended while its step process lives on; such a step submits nothing more."""
+    instance, run_id = context.instance, context.run.run_id
+
+    def reason() -> str | None:
+        run = instance.get_run_by_id(run_id)
+        if run is None:
+            return f"its run {run_id} was deleted."
+        return f"its run is {run.status.value} in Dagster." if run.is_finished else None
+
+    return reason

@@ -1,0 +1,263 @@
+"""One tick of a step: observe, ask the policy, reconcile, record. Called from the loop that follows the payload."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+
+from dagster_slurm.allocations.config import SlurmWorkerAllocationConfig
+from dagster_slurm.allocations.estimate import StartEstimate
+from dagster_slurm.allocations.intent import WorkerIntent
+from dagster_slurm.allocations.result import ReconcileResult
+from dagster_slurm.allocations.snapshot import SessionSnapshot
+from dagster_slurm.errors import ConfigurationError, DagsterSlurmError, RemoteError
+from dagster_slurm.policy import Policy, PolicyCall, PolicyContext, PolicyProblem, growth
+from dagster_slurm.recording import Recorder, Tick
+from dagster_slurm.remote.payload_scripts import PayloadPoll
+
+#: How long a tick waits for a policy before the loop goes on without its answer and looks again later.
+PATIENCE_SECONDS = 2.0
+#: The window of workers that are released because the step ended: they have nothing left to finish.
+END_DRAIN_SECONDS = 1.0
+
+
+class DrivenSession(Protocol):
+    """The part of ``AllocationSession`` that a step drives."""
+
+    @property
+    def session_dir(self) -> str: ...
+
+    def inspect(self) -> SessionSnapshot: ...
+
+    def estimate_worker_starts(self, candidates: Sequence[SlurmWorkerAllocationConfig]) -> Sequence[StartEstimate]: ...
+
+    def reconcile_workers(
+        self,
+        intent: WorkerIntent | Sequence[WorkerIntent],
+        *,
+        observed: SessionSnapshot | None = None,
+        max_submissions: int | None = None,
+    ) -> ReconcileResult: ...
+
+    def logs(self, slurm_job_id: str) -> str: ...
+
+    def start_payload(
+        self, payload: Path, *, argv: Sequence[str] = (), env: Mapping[str, str] | None = None, payload_id: str
+    ) -> str: ...
+
+    def poll_payload(self, payload_id: str, *, messages_offset: int, log_offset: int) -> PayloadPoll: ...
+
+    def cancel_payload(self, payload_id: str) -> None: ...
+
+
+@attrs.frozen(kw_only=True)
+class Driver:
+    """Who drives: the step and its policy.
+
+    Attributes:
+        key: Default key of its intents.
+        run_id: The Dagster run.
+        policy: None only observes.
+        asset_key: The asset as text; None in an op.
+        partition_key: Its partition.
+        log: The run's log.
+        interval_seconds: From tick to tick.
+        policy_limit_seconds: A policy that takes longer is not waited for.
+    """
+
+    key: str
+    run_id: str
+    policy: Policy | None
+    asset_key: str | None
+    partition_key: str | None
+    log: logging.Logger
+    interval_seconds: float
+    policy_limit_seconds: float
+
+
+class Ticker:
+    """The ticks of one step."""
+
+    def __init__(
+        self,
+        session: DrivenSession,
+        driver: Driver,
+        recorder: Recorder,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._session = session
+        self._driver = driver
+        self._recorder = recorder
+        self._clock = clock
+        self._due = clock()
+        self._call: PolicyCall | None = None
+        self._called_at = 0.0
+        self._too_late = False
+        self._used: dict[str, WorkerIntent] = {}
+        self._warned: set[str] = set()
+        self.snapshot: SessionSnapshot | None = None
+
+    def hurry(self) -> None:
+        """Make the next tick now."""
+        self._due = self._clock()
+
+    @property
+    def seconds_to_next(self) -> float:
+        """Until there is something to do."""
+        return max(0.0, self._due - self._clock())
+
+    def step(self, work: Mapping[str, Any] | None) -> None:
+        """Do what is due: begin a tick, or take in the answer of a policy that took its time."""
+        if self._call is not None:
+            self._collect(self._call)
+        if self._clock() >= self._due:
+            self._due = self._clock() + self._driver.interval_seconds
+            self._begin(work)
+
+    def release(self) -> None:
+        """The step ends: release the workers of every intent that it used, and record that.
+
+        Raises:
+            DagsterSlurmError: they may still be there; the end of the session cancels them.
+        """
+        self.stop_asking()
+        if not self._used:
+            return
+        intents = tuple(
+            WorkerIntent(key=intent.key, count=0, drain_timeout=END_DRAIN_SECONDS) for intent in self._used.values()
+        )
+        result = self._session.reconcile_workers(intents)
+        released = _listed(result.released) or "nothing was left to release"
+        self._recorder.add(
+            Tick(decision=f"The work has ended; workers released: {released}.", intents=intents, result=result)
+        )
+
+    def stop_asking(self) -> None:
+        """Ignore a policy that has not answered yet."""
+        if self._call is not None:
+            self._call.abandon()
+
+    # -- one tick ----------------------------------------------------------------------------------
+
+    def _begin(self, work: Mapping[str, Any] | None) -> None:
+        try:
+            snapshot = self.snapshot = self._session.inspect()
+        except RemoteError as error:
+            self._recorder.add(Tick(decision=f"The cluster could not be asked. {error.message}", work=work))
+            return
+        driver = self._driver
+        if driver.policy is None:
+            self._upkeep(snapshot, work, "No policy: only observed.")
+            return
+        if self._call is not None:
+            problem = PolicyProblem(sentence="The policy still works on an earlier tick; it was not asked again.")
+            self._upkeep(snapshot, work, problem.sentence, problem)
+            return
+        context = PolicyContext(
+            snapshot=snapshot,
+            key=driver.key,
+            work=work,
+            run_id=driver.run_id,
+            asset_key=driver.asset_key,
+            partition_key=driver.partition_key,
+            log=driver.log,
+            estimate=self._session.estimate_worker_starts,
+        )
+        self._call, self._called_at, self._too_late = PolicyCall(driver.policy, context), self._clock(), False
+        self._call.finished(min(PATIENCE_SECONDS, driver.policy_limit_seconds))
+        self._collect(self._call)
+
+    def _collect(self, call: PolicyCall) -> None:
+        if call.finished():
+            self._call = None
+            if not self._too_late:
+                self._act(call, call.answer())
+            return
+        limit = self._driver.policy_limit_seconds
+        if not self._too_late and self._clock() - self._called_at >= limit:
+            self._too_late = True
+            call.abandon()
+            problem = PolicyProblem(sentence=f"The policy did not answer within {limit:g} s; a late answer is ignored.")
+            self._act(call, problem)
+
+    def _act(self, call: PolicyCall, answer: tuple[WorkerIntent, ...] | PolicyProblem | None) -> None:
+        if isinstance(answer, PolicyProblem):
+            self._warn(answer)
+            self._upkeep(call.snapshot, call.work, answer.sentence, answer)
+        elif not answer:
+            self._upkeep(call.snapshot, call.work, "The policy leaves the workers as they are.")
+        else:
+            self._used.update({intent.key: intent for intent in answer})
+            self._reconcile(call, answer)
+
+    def _reconcile(self, call: PolicyCall, intents: tuple[WorkerIntent, ...]) -> None:
+        tick = Tick(decision="", snapshot=call.snapshot, intents=intents, work=call.work)
+        try:
+            result = self._session.reconcile_workers(
+                intents, observed=call.snapshot, max_submissions=growth(intents, call.snapshot)
+            )
+        except ConfigurationError as error:
+            problem = PolicyProblem(sentence=f"What the policy asks for cannot be submitted: {error}")
+            self._warn(problem)
+            self._recorder.add(attrs.evolve(tick, decision=problem.sentence, problem=problem))
+        except DagsterSlurmError as error:
+            sentence = f"{_wanted(intents)} It could not be reconciled: {error}"
+            self._recorder.add(attrs.evolve(tick, decision=sentence))
+        else:
+            self._recorder.add(attrs.evolve(tick, decision=f"{_wanted(intents)} {_done(result)}", result=result))
+
+    def _upkeep(
+        self,
+        snapshot: SessionSnapshot,
+        work: Mapping[str, Any] | None,
+        sentence: str,
+        problem: PolicyProblem | None = None,
+    ) -> None:
+        """Without an intent only what earlier calls began goes on: deadlines, and submissions without a known id."""
+        tick = Tick(decision=sentence, snapshot=snapshot, problem=problem, work=work)
+        if snapshot.unresolved or any(a.drain_deadline is not None and a.committed for a in snapshot.allocations):
+            try:
+                result = self._session.reconcile_workers((), observed=snapshot, max_submissions=0)
+            except DagsterSlurmError as error:
+                tick = attrs.evolve(tick, decision=f"{sentence} Earlier releases could not be followed up: {error}")
+            else:
+                tick = attrs.evolve(tick, result=result)
+        self._recorder.add(tick)
+
+    def _warn(self, problem: PolicyProblem) -> None:
+        # The event has it every time; the log once.
+        if problem.sentence not in self._warned:
+            self._warned.add(problem.sentence)
+            self._driver.log.warning(f"{problem.sentence} The work goes on.\n{problem.detail}".rstrip())
+
+
+def _wanted(intents: Sequence[WorkerIntent]) -> str:
+    wishes = ", ".join(
+        f"{intent.count} worker allocation{'' if intent.count == 1 else 's'} of {intent.key!r}" for intent in intents
+    )
+    return f"The policy wants {wishes}."
+
+
+def _done(result: ReconcileResult) -> str:
+    parts = [
+        f"{word} {_listed(jobs)}"
+        for word, jobs in (
+            ("submitted", result.submitted),
+            ("found again", result.recovered),
+            ("released", result.released),
+            ("expired", result.expired),
+        )
+        if jobs
+    ]
+    done = f"{'; '.join(parts).capitalize()}." if parts else "Nothing to do."
+    return f"{done} Held back: {result.held_back}" if result.held_back else done
+
+
+def _listed(jobs: Sequence[str]) -> str:
+    shown = ", ".join(jobs[:10])
+    return f"{shown} and {len(jobs) - 10} more" if len(jobs) > 10 else shown
