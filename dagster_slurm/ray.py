@@ -139,7 +139,8 @@ def run_with_ray_reserve_topup(
     Args:
         primary: The work that does not wait for anything.
         reserve: Additional work; gets the free resources that were seen.
-        minimum_resources: What has to be free for ``reserve``; see ``wait_for_stable_ray_resources``, also for the rest.
+        minimum_resources: What has to be free for ``reserve``.
+        stable_polls: As in ``wait_for_stable_ray_resources``, like the arguments that are not named here.
         timeout_seconds: Give up waiting for capacity after that; None waits as long as ``primary`` runs.
 
     Returns:

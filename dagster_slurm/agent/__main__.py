@@ -13,8 +13,8 @@ PACKAGE = "dagster_slurm_agent"
 def load_package() -> str:
     """Name under which the modules beside this file can be imported.
 
-    Run as a directory there is no package, and ``sys.path`` starts with the directory itself; a fixed name is registered
-    instead, so that no module here can hide one of the standard library or ray.
+    Run as a directory there is no package, and ``sys.path`` starts with the directory itself; a fixed name is
+    registered instead, so that no module here can hide one of the standard library or ray.
     """
     if __package__:
         return __package__

@@ -20,8 +20,21 @@ from .records import Settings
 #: The nodes' agents end within a few seconds after a TERM.
 END_GRACE_SECONDS = 15.0
 
-#: Variables of the batch step that srun would take as options and that contradict each other or the ones given here.
-SRUN_INPUT = ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_NTASKS_PER_NODE", "SLURM_NPROCS")
+MEMORY_FORMS = ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU")
+
+#: Variables that srun takes as options. Those of memory exclude each other; those by task narrow the step down to a
+#: part of the node (srun 22.05 and newer take them for --exact).
+SRUN_INPUT = (
+    *MEMORY_FORMS,
+    "SLURM_CPUS_PER_TASK",
+    "SRUN_CPUS_PER_TASK",
+    "SLURM_GPUS_PER_TASK",
+    "SLURM_TRES_PER_TASK",
+    "SLURM_EXACT",
+    "SLURM_EXCLUSIVE",
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_NPROCS",
+)
 
 
 def node_count(environ: Mapping[str, str]) -> int:
@@ -50,7 +63,7 @@ def srun_command(nodes: int, agent: list[str]) -> list[str]:
 def srun_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The batch step's environment; the grant's memory goes on under names that ``grant`` reads and srun does not."""
     kept = {name: value for name, value in environ.items() if name not in SRUN_INPUT}
-    for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU"):
+    for name in MEMORY_FORMS:
         if name in environ:
             kept[PASSED_ON_PREFIX + name[len("SLURM_") :]] = environ[name]
     return kept

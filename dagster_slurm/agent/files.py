@@ -118,7 +118,7 @@ def write_document(path: str, content: dict[str, Any]) -> float:
     """Replace a file by a whole new one (readers see the old or the new content).
 
     Returns:
-        Its mtime: the filesystem's clock now. Synced first, or a network filesystem would answer with this host's clock.
+        Its mtime: the filesystem's clock now. Synced first: a network filesystem could answer with this host's clock.
     """
     temporary = f"{path}.{os.getpid()}.tmp"
     with open(temporary, "w", encoding="utf-8") as stream:

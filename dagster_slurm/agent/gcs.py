@@ -1,7 +1,7 @@
 """Everything that is asked of Ray's GCS. None of it is a public API of Ray: only this module knows it.
 
-Runs in processes of its own (``publish`` beside the head, ``drain-node`` for one request): Ray's client ends its process
-when the GCS stays silent, which must not end the agent.
+Runs in processes of its own (``publish`` beside the head, ``drain-node`` for one request): Ray's client ends its
+process when the GCS stays silent, which must not end the agent.
 """
 
 from __future__ import annotations

@@ -26,6 +26,9 @@ PASSED_ON_PREFIX = "DAGSTER_SLURM_GRANT_"
 #: Variables of the surrounding job step. A program that finds them takes itself for a task of that step.
 STEP_VARIABLES = re.compile(r"^(SLURM|SLURMD|SBATCH|SALLOC|SRUN|SQUEUE|SCANCEL|SACCT|PMI|PMIX|PMI2)(_|$)|^PMI[X2]?_?")
 
+#: Variables of this agent, and those that a program would find in a session it does not belong to.
+OWN_VARIABLES = re.compile(r"^DAGSTER_SLURM_(NODE_IP|OBJECT_STORE_BYTES|GRANT_\w+|WORK_FILE|SESSION_DIR|NODE_FILE)$")
+
 #: Ray variables of a profile that would point our processes at another cluster or token.
 RAY_VARIABLES = (
     "RAY_ADDRESS",
@@ -110,7 +113,7 @@ def granted_cpus(environ: Mapping[str, str], node_index: int, host_cpus: int) ->
 
 
 def device_count(text: str | None) -> int | None:
-    """Number of devices in a list such as ``0,2-3`` or ``GPU-1a,GPU-2b``; 0 for words such as ``NoDevFiles``; None for None."""
+    """Number of devices in a list (``0,2-3``, ``GPU-1a,GPU-2b``); 0 for words (``NoDevFiles``); None for None."""
     if text is None:
         return None
     total = 0
@@ -124,7 +127,7 @@ def device_count(text: str | None) -> int | None:
 
 
 def granted_gpus(environ: Mapping[str, str]) -> int:
-    """GPUs of this node: what Slurm says, never more than ``CUDA_VISIBLE_DEVICES`` shows (Ray refuses to start then)."""
+    """GPUs of this node: what Slurm says, never more than ``CUDA_VISIBLE_DEVICES`` shows (Ray would not start then)."""
     granted = _number(environ.get("SLURM_GPUS_ON_NODE"))
     if granted is None:
         granted = device_count(environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS"))
@@ -171,7 +174,7 @@ def without_step_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if not STEP_VARIABLES.match(name) and name not in RAY_VARIABLES and not name.startswith("DAGSTER_SLURM_")
+        if not STEP_VARIABLES.match(name) and name not in RAY_VARIABLES and not OWN_VARIABLES.match(name)
     }
 
 

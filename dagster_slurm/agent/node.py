@@ -29,6 +29,12 @@ REPORT_SECONDS = 2.0
 BUSY_LOOK_SECONDS = 1.0
 CALM_LOOK_SECONDS = 2.0
 
+#: How often new payloads are looked for.
+ACCEPT_SECONDS = 0.5
+
+#: How often ended orphans (workers of a raylet that has ended) are collected.
+REAP_SECONDS = 30.0
+
 #: What payloads get between TERM and KILL when the head ends.
 PAYLOAD_GRACE_SECONDS = 2.0
 
@@ -73,6 +79,8 @@ class NodeAgent:
         self._reported_at = float("-inf")
         self._reported: tuple[str, str | None] | None = None
         self._write_failed = False
+        self._accepted_at = float("-inf")
+        self._reaped_at = time.monotonic()
 
     def run(self) -> int:
         """Until it is time to leave; returns the exit status. Nothing that was started here is left afterwards."""
@@ -148,6 +156,7 @@ class NodeAgent:
             self._start_ray(action.address)
         elif isinstance(action, decide.EndRay):
             state, message = "waiting", action.reason
+            say(action.reason)
             self._end_ray(action.reason, failed=action.failed)
         elif isinstance(action, decide.AskDrain) and self._ray is not None and self._memory.run is not None:
             state = "draining"
@@ -160,9 +169,15 @@ class NodeAgent:
         """Payloads: only the head by the ledger takes new ones, and none while it drains."""
         run = self._memory.run
         self._payloads.watch(time.monotonic())
+        if seen.now - self._reaped_at > REAP_SECONDS:
+            self._reaped_at = seen.now
+            ray = [] if self._ray is None else self._ray.child_pids()
+            processes.reap_orphans([*ray, *self._payloads.child_pids()])
         if run is None or run.role != decide.HEAD or run.joined_at is None or run.address is None:
             return
-        if seen.leads is True and seen.drain_deadline is None:
+        due = seen.now - self._accepted_at >= ACCEPT_SECONDS
+        if due and seen.leads is True and seen.drain_deadline is None:
+            self._accepted_at = seen.now
             self._payloads.accept(run.address)
 
     # -- Ray -------------------------------------------------------------------------------------
@@ -209,7 +224,6 @@ class NodeAgent:
     def _end_ray(self, reason: str, *, failed: bool) -> None:
         if self._ray is None or self._memory.run is None:
             return
-        say(reason)
         if self._memory.run.role == decide.HEAD:
             self._payloads.end_all(reason, PAYLOAD_GRACE_SECONDS)
             self._withdraw()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -105,6 +104,8 @@ class Payloads:
         self._say = say
         self._done: set[str] = set()
         self._running: dict[str, Running] = {}
+        self._complained: set[str] = set()
+        self._owed: dict[str, Mapping[str, Any]] = {}
 
     def child_pids(self) -> list[int]:
         return [running.child.pid for running in self._running.values()]
@@ -116,19 +117,30 @@ class Payloads:
         except OSError:
             return
         for payload_id in waiting:
-            directory = os.path.join(self._folder, payload_id)
-            spec = read_document(os.path.join(directory, "spec.json"))
-            if spec is None:
-                continue
-            self._done.add(payload_id)
-            claims = [name for name in os.listdir(directory) if name.startswith("claim.")]
-            if not claims and create_exclusively(os.path.join(directory, f"claim.{self._job}"), self._node_file):
-                self._start(payload_id, directory, spec.content, address)
-            elif f"claim.{self._job}" in claims:
-                self._close_interrupted(directory)
+            try:
+                self._accept_one(payload_id, os.path.join(self._folder, payload_id), address)
+            except OSError as error:
+                # A full or absent filesystem: nothing is claimed, the payload still waits.
+                if payload_id not in self._complained:
+                    self._complained.add(payload_id)
+                    self._say(f"payload {payload_id} cannot be claimed: {error}")
+
+    def _accept_one(self, payload_id: str, directory: str, address: str) -> None:
+        spec = read_document(os.path.join(directory, "spec.json"))
+        if spec is None:
+            return
+        claims = [name for name in os.listdir(directory) if name.startswith("claim.")]
+        claimed = not claims and create_exclusively(os.path.join(directory, f"claim.{self._job}"), self._node_file)
+        self._done.add(payload_id)
+        if claimed:
+            self._start(payload_id, directory, spec.content, address)
+        elif f"claim.{self._job}" in claims:
+            self._close_interrupted(directory)
 
     def watch(self, now: float) -> None:
         """Cancel what is to be cancelled, record what has ended."""
+        for directory, owed in list(self._owed.items()):
+            self._write_status(directory, owed)
         for running in list(self._running.values()):
             look = now - running.looked_at >= CANCEL_LOOK_SECONDS
             running.looked_at = now if look else running.looked_at
@@ -197,6 +209,11 @@ class Payloads:
 
     def _write_status(self, directory: str, status: Mapping[str, Any]) -> None:
         full = {"schema_version": 1, "exit_code": None, "signal": None, "message": None, "ended_with_head": False}
-        # A directory that was removed meanwhile has no reader.
-        with contextlib.suppress(FileNotFoundError):
+        self._owed.pop(directory, None)
+        try:
             write_document(os.path.join(directory, "status.json"), {**full, **status, "head_job_id": self._job})
+        except FileNotFoundError:
+            return  # the directory was removed meanwhile: nobody reads it
+        except OSError as error:
+            self._owed[directory] = status
+            self._say(f"status of {directory} cannot be written, trying again: {error}")

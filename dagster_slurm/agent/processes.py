@@ -67,7 +67,7 @@ def start(
         stdout=output,
         stderr=output,
         start_new_session=True,
-        preexec_fn=follow_parent,  # noqa: PLW1509 (the agent has one thread)
+        preexec_fn=follow_parent,  # safe: the agent has one thread
     )
 
 

@@ -49,6 +49,10 @@ class RayChild:
     def alive(self) -> bool:
         return self._child.poll() is None
 
+    def child_pids(self) -> list[int]:
+        """Processes that are waited for here."""
+        return [child.pid for child in (self._child, self._publisher, self._drain) if child is not None]
+
     def address(self) -> str | None:
         """The cluster's address; None while a head is still starting."""
         return self._head_address or read_address(self._address_file())

@@ -21,8 +21,9 @@ RAY_SOCKET_SUFFIX_BYTES = 64
 #: Linux: sun_path holds 108 bytes, one for the end.
 SOCKET_PATH_BYTES = 107
 
-#: ``/ds-<uid>-<job>-`` with ten digits each, eight random characters, and ``/r9``.
-PRIVATE_NAME_BYTES = 37
+#: Random characters of ``tempfile.mkdtemp``, and Ray's own directory ``/r9`` for its ninth start.
+RANDOM_NAME_BYTES = 8
+START_NAME_BYTES = 3
 
 LABEL_VALUE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")
 
@@ -64,7 +65,15 @@ def ray_command(
         extra: The user's options, last, so that they win.
     """
     # Worker ports 0: chosen by the system. Ray's fixed ranges collide when a host has several Ray nodes.
-    command = [python, "-u", "-c", "from ray.scripts.scripts import main; main()", "start", "--block"]
+    command = [
+        python,
+        "-u",
+        "-c",
+        "from ray.scripts.scripts import main; main()",
+        "start",
+        "--block",
+        "--log-color=false",
+    ]
     if head_address is None:
         command += ["--head", "--port=0", "--include-dashboard=false", "--no-monitor"]
         if client_port is not None:
@@ -115,12 +124,14 @@ def installed_ray_version() -> str | None:
         return None
 
 
-def private_parent(candidates: Iterable[str | None]) -> str | None:
+def private_parent(candidates: Iterable[str | None], prefix: str) -> str | None:
     """First directory that is short enough for Ray's sockets and takes new directories; None when there is none."""
     for candidate in candidates:
         if not candidate or not os.path.isabs(candidate):
             continue
-        if len(os.fsencode(candidate)) + PRIVATE_NAME_BYTES + RAY_SOCKET_SUFFIX_BYTES > SOCKET_PATH_BYTES:
+        private = os.path.join(candidate, prefix)
+        below = RANDOM_NAME_BYTES + START_NAME_BYTES + RAY_SOCKET_SUFFIX_BYTES
+        if len(os.fsencode(private)) + below > SOCKET_PATH_BYTES:
             continue
         if os.path.isdir(candidate) and os.access(candidate, os.W_OK | os.X_OK):
             return candidate
@@ -133,10 +144,11 @@ def make_private_directory(environ: Mapping[str, str], slurm_job_id: str) -> str
     Raises:
         OSError: no directory is short enough and writable.
     """
-    parent = private_parent([environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm"])
+    prefix = f"ds-{slurm_job_id}-"
+    parent = private_parent([environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm"], prefix)
     if parent is None:
         raise OSError("neither TMPDIR, /tmp, /var/tmp nor /dev/shm is writable and short enough for Ray's sockets")
-    directory = tempfile.mkdtemp(prefix=f"ds-{os.getuid()}-{slurm_job_id}-", dir=parent)
+    directory = tempfile.mkdtemp(prefix=prefix, dir=parent)
     os.chmod(directory, stat.S_IRWXU)
     return directory
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -44,6 +45,8 @@ class HandMadeSession:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.mark = secrets.token_hex(8)
+        # Ray's sockets need a short path.
+        self.local_directory = tempfile.mkdtemp(prefix="a-", dir="/tmp")
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         for name in ("submissions", "nodes", "cluster", "payloads", "lib"):
             (directory / name).mkdir(parents=True)
@@ -68,6 +71,7 @@ class HandMadeSession:
         self.write("allocation.json", {"schema_version": 1, "head": head, "workers": [], "worker_submissions": {}})
 
     def write_settings(self, token: str, settings: Mapping[str, Any]) -> None:
+        """The submission's ``agent.json``: defaults for these tests, changed by ``settings``."""
         self.write(
             f"submissions/{token}/agent.json",
             {
@@ -106,12 +110,13 @@ class HandMadeSession:
             "SLURM_MEM_PER_NODE": "1024",
             "SLURM_JOB_NUM_NODES": "1",
             "SLURM_NODEID": "0",
+            "TMPDIR": self.local_directory,
             "DAGSTER_SLURM_OBJECT_STORE_BYTES": str(80 * 1024 * 1024),
         }
+        agent_directory = str(self.directory / "lib" / "dagster_slurm_agent")
         with (self.directory / "submissions" / token / "log").open("ab") as log:
             agent = subprocess.Popen(
-                [python_command, "-u", str(self.directory / "lib" / "dagster_slurm_agent"), "batch"]
-                + ["--session", str(self.directory), "--token", token],
+                [python_command, "-u", agent_directory, "batch", "--session", str(self.directory), "--token", token],
                 env=environ,
                 stdout=log,
                 stderr=log,
@@ -126,6 +131,12 @@ class HandMadeSession:
     def state(self, job: str) -> str | None:
         state = self.report(job).get("state")
         return None if state is None else str(state)
+
+    def has_state(self, job: str, state: str) -> bool:
+        return self.state(job) == state
+
+    def payload_runs(self, payload_id: str) -> bool:
+        return self.payload_status(payload_id).get("state") == "running"
 
     def cluster_nodes(self, head_job: str) -> dict[str, dict[str, Any]]:
         """Living Ray nodes by Slurm job id, as the head has published them."""
@@ -171,3 +182,4 @@ class HandMadeSession:
                 agent.kill()
         for line in self.processes_left():
             os.kill(int(line.split()[0]), signal.SIGKILL)
+        shutil.rmtree(self.local_directory)

@@ -111,8 +111,7 @@ def test_a_python_without_ray_is_named(session: HandMadeSession, tmp_path: Path)
 
 
 def test_damaged_settings_are_named_in_the_log(session: HandMadeSession) -> None:
-    session.start("2").kill()
-    session.agents["2"].wait(timeout=30)
+    session.write_settings("t2", {})
     (session.directory / "submissions" / "t2" / "agent.json").write_text('{"role": ')
     session.start("2", write_settings=False)
     assert session.agents["2"].wait(timeout=60) == 1

@@ -9,6 +9,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from dagster_slurm_tests.integration.hand_made import HandMadeSession, read_json
 
 pytestmark = pytest.mark.timeout(300)
 
-HEAD, FIRST, SECOND = "1", "2", "3"
+HEAD, FIRST, SECOND, NEXT_HEAD = "1", "2", "3", "4"
 
 SHARED_WORK = """
 import os, time
@@ -96,12 +97,12 @@ def drain(session: HandMadeSession, job: str, remaining_seconds: float) -> None:
 
 
 def processes_of(session: HandMadeSession, job: str) -> list[str]:
-    return [line for line in session.processes_left() if f"ds-{os.getuid()}-{job}-" in line]
+    return [line for line in session.processes_left() if f"{session.local_directory}/ds-{job}-" in line]
 
 
 def test_O_3_O_8_O_14_allocations_on_one_host_join_and_are_known_by_labels(session: HandMadeSession) -> None:
     for job in (HEAD, FIRST, SECOND):
-        wait_for(f"join of job {job}", lambda job=job: session.state(job) == "joined")
+        wait_for(f"join of job {job}", partial(session.has_state, job, "joined"))
     nodes = session.cluster_nodes(HEAD)
     assert {job: node["node"] for job, node in nodes.items()} == {HEAD: "c1", FIRST: "c2", SECOND: "c3"}
     for job in (HEAD, FIRST, SECOND):
@@ -143,7 +144,7 @@ def test_payloads_run_side_by_side_and_keep_their_exit_status(session: HandMadeS
     second = session.start_payload("killed", waits.format(0))
     session.start_payload("missing", "", argv=["/no/such/program"])
     for payload_id in ("seven", "killed"):
-        wait_for(f"{payload_id} runs", lambda p=payload_id: session.payload_status(p).get("state") == "running")
+        wait_for(f"{payload_id} runs", partial(session.payload_runs, payload_id))
     (first / "files" / "go").touch()
     assert final_state(session, "seven") == "failed"
     assert session.payload_status("seven")["exit_code"] == 7
@@ -206,15 +207,31 @@ def test_a_task_longer_than_the_window_is_ended_at_the_deadline(session: HandMad
     assert final_state(session, "too-long") == "failed"
 
 
+def test_a_worker_that_the_ledger_makes_the_head_takes_over_and_the_old_head_follows(session: HandMadeSession) -> None:
+    session.start(NEXT_HEAD)
+    wait_for("the join of the next head", partial(session.has_state, NEXT_HEAD, "joined"))
+    session.start_payload("interrupted", "import time\nwhile True: time.sleep(1)")
+    wait_for("the payload runs", partial(session.payload_runs, "interrupted"))
+    session.write_ledger(NEXT_HEAD)
+    assert final_state(session, "interrupted") == "failed"
+    assert session.payload_status("interrupted")["ended_with_head"] is True
+    wait_for("both in the new cluster", lambda: set(session.cluster_nodes(NEXT_HEAD)) == {HEAD, NEXT_HEAD})
+    assert not (session.directory / "cluster" / f"{HEAD}.json").exists()
+    wait_for("the old head's report", lambda: session.report(HEAD).get("head_job_id") == NEXT_HEAD)
+    session.start_payload("after", "import ray\nray.init(log_to_driver=False)\nprint(ray.cluster_resources())")
+    assert final_state(session, "after") == "succeeded"
+    assert session.payload_status("after")["head_job_id"] == NEXT_HEAD
+
+
 def test_closing_ends_the_head_and_leaves_nothing_behind(session: HandMadeSession) -> None:
     session.start_payload("endless", "import time\nwhile True: time.sleep(1)")
-    wait_for("the payload runs", lambda: session.payload_status("endless").get("state") == "running")
+    wait_for("the payload runs", partial(session.payload_runs, "endless"))
     (session.directory / "closing").touch()
-    assert session.agents[HEAD].wait(timeout=60) == 0
+    for job in (HEAD, NEXT_HEAD):
+        assert session.agents[job].wait(timeout=60) == 0
     assert session.processes_left() == []
     status = session.payload_status("endless")
     assert (status["state"], status["ended_with_head"]) == ("failed", True)
     assert "the session is closing" in status["message"]
-    assert not (session.directory / "cluster" / f"{HEAD}.json").exists()
-    left = [path for job in (HEAD, FIRST, SECOND) for path in Path(tempfile.gettempdir()).glob(f"ds-*-{job}-*")]
-    assert left == []
+    assert list((session.directory / "cluster").iterdir()) == []
+    assert os.listdir(session.local_directory) == []

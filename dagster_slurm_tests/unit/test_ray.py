@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,7 +151,7 @@ def test_a_timeout_of_zero_polls_once() -> None:
     ("minimum", "options"),
     [({"CPU": -1}, {}), ({"CPU": float("nan")}, {}), ({}, {"stable_polls": 0}), ({}, {"poll_interval_seconds": -1})],
 )
-def test_impossible_waits_are_refused(minimum: dict[str, float], options: dict[str, int]) -> None:
+def test_impossible_waits_are_refused(minimum: dict[str, float], options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="at least"):
         wait_for_stable_ray_resources(minimum, resource_provider=polls({}), **options)
     with pytest.raises(ValueError, match="at least"):

@@ -36,7 +36,9 @@ def test_one_agent_on_each_node_beside_whatever_else_runs_there() -> None:
 
 
 def test_P_1_P_5_memory_forms_reach_the_agents_and_not_srun() -> None:
-    environ = srun_environment({"SLURM_MEM_PER_CPU": "50", "SLURM_JOB_ID": "1", "PATH": "/bin"})
+    environ = srun_environment(
+        {"SLURM_MEM_PER_CPU": "50", "SLURM_CPUS_PER_TASK": "2", "SLURM_JOB_ID": "1", "PATH": "/bin"}
+    )
     assert environ == {"SLURM_JOB_ID": "1", "PATH": "/bin", "DAGSTER_SLURM_GRANT_MEM_PER_CPU": "50"}
 
 

@@ -12,6 +12,7 @@ from dagster_slurm.agent.gcs import (
     describe_node,
     gang_requests,
     merge_demand,
+    part_of_ray,
     published_nodes,
     read_address,
     status_of,
@@ -69,18 +70,21 @@ def test_a_node_that_is_not_in_the_status_has_no_idle_time() -> None:
 
 @pytest.mark.parametrize(("word", "idle"), [("IDLE", 2.5), ("RUNNING", 0.0), ("DRAINING", 0.0)])
 def test_idle_time_counts_only_while_idle(word: str, idle: float) -> None:
-    from ray.core.generated.autoscaler_pb2 import NodeState, NodeStatus
-
-    entry = NodeState(status=NodeStatus.Value(word), idle_duration_ms=2500, available_resources={"CPU": 1.0})
+    messages = part_of_ray("ray.core.generated.autoscaler_pb2")
+    entry = messages.NodeState(
+        status=messages.NodeStatus.Value(word), idle_duration_ms=2500, available_resources={"CPU": 1.0}
+    )
     assert status_of(entry) == (word, idle, {"CPU": 1.0})
 
 
 def test_bundles_of_a_placement_group_in_both_forms() -> None:
-    from ray.core.generated.autoscaler_pb2 import BundleSelector, GangResourceRequest, ResourceRequest
-
-    bundles = [ResourceRequest(resources_bundle={"CPU": 1.0}), ResourceRequest(resources_bundle={"GPU": 1.0})]
-    assert list(gang_requests(GangResourceRequest(requests=bundles))) == bundles
-    nested = GangResourceRequest(bundle_selectors=[BundleSelector(resource_requests=bundles)])
+    messages = part_of_ray("ray.core.generated.autoscaler_pb2")
+    bundles = [
+        messages.ResourceRequest(resources_bundle={"CPU": 1.0}),
+        messages.ResourceRequest(resources_bundle={"GPU": 1.0}),
+    ]
+    assert list(gang_requests(messages.GangResourceRequest(requests=bundles))) == bundles
+    nested = messages.GangResourceRequest(bundle_selectors=[messages.BundleSelector(resource_requests=bundles)])
     assert gang_requests(nested) == bundles
 
 

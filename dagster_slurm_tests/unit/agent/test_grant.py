@@ -180,6 +180,14 @@ def test_P_1_step_variables_stay_out_of_ray_and_payloads() -> None:
         "RAY_ADDRESS": "10.0.0.1:6379",
         "RAY_AUTH_TOKEN": "secret",
         "DAGSTER_SLURM_NODE_IP": "10.0.0.1",
+        "DAGSTER_SLURM_GRANT_MEM_PER_CPU": "50",
+        "DAGSTER_SLURM_WORK_FILE": "/other/work.json",
     }
-    kept = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0", "SLURMY": "1", "RAY_memory_usage_threshold": "0.9"}
+    kept = {
+        "PATH": "/bin",
+        "DAGSTER_SLURM_BOX": "/box",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "SLURMY": "1",
+        "RAY_memory_usage_threshold": "0.9",
+    }
     assert without_step_variables(dropped | kept) == kept

@@ -13,9 +13,10 @@ import pytest
 from dagster_slurm.agent import network
 from dagster_slurm.agent.grant import RayShare
 from dagster_slurm.agent.raystart import (
-    PRIVATE_NAME_BYTES,
+    RANDOM_NAME_BYTES,
     RAY_SOCKET_SUFFIX_BYTES,
     SOCKET_PATH_BYTES,
+    START_NAME_BYTES,
     installed_ray_version,
     label_value,
     log_tails,
@@ -116,21 +117,36 @@ def test_the_private_directory_is_only_ours_and_short_enough(tmp_path: Path) -> 
     directory = make_private_directory({"TMPDIR": str(long)}, "1234567")
     try:
         assert not directory.startswith(str(long))
+        assert os.path.basename(directory).startswith("ds-1234567-")
         assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
         assert len(directory) + len("/r9") + RAY_SOCKET_SUFFIX_BYTES <= SOCKET_PATH_BYTES
     finally:
         os.rmdir(directory)
 
 
+def test_a_users_directory_is_taken_when_it_is_just_short_enough(tmp_path: Path) -> None:
+    rest = len("/ds-1-") + RANDOM_NAME_BYTES + START_NAME_BYTES + RAY_SOCKET_SUFFIX_BYTES
+    fits, too_long = ("/tmp/" + "x" * (SOCKET_PATH_BYTES - rest - len("/tmp/") + more) for more in (0, 1))
+    for path in (fits, too_long):
+        os.mkdir(path)
+    try:
+        assert private_parent([fits, "/tmp"], "ds-1-") == fits
+        assert private_parent([too_long, "/tmp"], "ds-1-") == "/tmp"
+    finally:
+        for path in (fits, too_long):
+            os.rmdir(path)
+
+
 def test_the_longest_names_fit_into_what_is_reserved_for_them() -> None:
-    assert len("/ds-4294967295-4294967295-abcdefgh/r9") <= PRIVATE_NAME_BYTES
+    assert len("abcdefgh") == RANDOM_NAME_BYTES
+    assert len("/r9") == START_NAME_BYTES
     assert len("/session_2026-12-01_11-48-08_808162_4194304/sockets/plasma_store") <= RAY_SOCKET_SUFFIX_BYTES
 
 
 def test_directories_that_cannot_be_used_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert private_parent([None, "", "relative", "/nowhere", "/etc/hostname", "/tmp"]) == "/tmp"
-    assert private_parent(["/nowhere"]) is None
+    assert private_parent([None, "", "relative", "/nowhere", "/etc/hostname", "/tmp"], "ds-1-") == "/tmp"
+    assert private_parent(["/nowhere"], "ds-1-") is None
 
 
 def test_log_tails_hold_the_last_lines(tmp_path: Path) -> None:
