@@ -6,17 +6,18 @@ Where the cluster is comes from environment variables; ``make demo`` sets them f
 import os
 import shlex
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 
-from dagster_slurm import SlurmComputeResource, worker_policy
+from dagster_slurm import SlurmComputeResource, SlurmQueueOptions, worker_policy
 from example_project.policy import batch_policy
 
 PAYLOAD = Path(__file__).parent / "payload"
 
 
 @dg.asset(metadata=worker_policy(batch_policy))
-def digits_search(context: dg.AssetExecutionContext, compute: SlurmComputeResource) -> dg.MaterializeResult:
+def digits_search(context: dg.AssetExecutionContext, compute: SlurmComputeResource) -> dg.MaterializeResult[Any]:
     """The best support vector machine for handwritten digits, searched on as many Slurm allocations as pay off."""
     arguments = shlex.split(os.environ.get("DIGITS_SEARCH_ARGUMENTS", ""))
     result = compute.run(
@@ -41,6 +42,8 @@ defs = dg.Definitions(
             remote_base=dg.EnvVar("SLURM_REMOTE_BASE"),
             remote_setup=dg.EnvVar("SLURM_REMOTE_SETUP"),
             ray_python=dg.EnvVar("SLURM_RAY_PYTHON"),
+            # Partition, account and the like go here too, for the head and all workers.
+            queue=SlurmQueueOptions(mem="1G", time_limit="00:30:00"),
         )
     },
 )
