@@ -7,6 +7,7 @@ from typing import Final
 
 import attrs
 
+from dagster_slurm.slurm.arguments import job_name as checked_job_name
 from dagster_slurm.slurm.commands import (
     BOUNDED,
     FIELD_END,
@@ -98,7 +99,11 @@ class Listing:
 
 
 def squeue_arguments(job_name: str, cluster: str | None = None) -> tuple[str, ...]:
-    """The command that lists our own jobs of that name in every state. SLURM_TIME_FORMAT must be ``%s``."""
+    """The command that lists our own jobs of that name in every state. SLURM_TIME_FORMAT must be ``%s``.
+
+    Raises:
+        ConfigurationError: the name filter would not take the name as one name.
+    """
     field_ends = [FIELD_END] * (len(_FIELDS) - 1) + [FIELD_END + ROW_END]
     fields = ",".join(f"{field}:{end}" for field, end in zip(_FIELDS, field_ends, strict=True))
     return (
@@ -110,7 +115,7 @@ def squeue_arguments(job_name: str, cluster: str | None = None) -> tuple[str, ..
         cluster_argument(cluster),
         "--me",
         "-n",
-        job_name,
+        checked_job_name(job_name, "job_name"),
         "-O",
         fields,
     )
@@ -137,10 +142,8 @@ def parse_listing(status: int, text: str) -> Listing:
         # Lines before the first column are a heading or a message, not the id.
         job_id = columns[0].rpartition("\n")[2].strip()
         if len(columns) != len(_FIELDS) + 1 or columns[-1] or columns[-2].strip() != job_id:
-            return _damaged(
-                f"A row has {len(columns) - 1} of {len(_FIELDS)} columns, or columns of two rows.",
-                text,
-            )
+            found = f"{len(columns) - 1} of {len(_FIELDS)}"
+            return _damaged(f"A row has {found} columns, or columns of two rows.", text)
         if not (job_id.isascii() and job_id.isdigit()):
             continue
         job = _listed_job(job_id, columns)
@@ -158,11 +161,8 @@ def parse_listing(status: int, text: str) -> Listing:
 
 def _damaged(what: str, text: str) -> Listing:
     shown = text.replace(FIELD_END, "|").replace(ROW_END, "")[:2000]
-    return Listing(
-        answered=False,
-        error=f"squeue's reply is damaged. {what}\n{shown}",
-        fault=ReplyFault.DAMAGED,
-    )
+    fault = ReplyFault.USAGE if names_usage_error(text) else ReplyFault.DAMAGED
+    return Listing(answered=False, error=f"squeue's reply is damaged. {what}\n{shown}", fault=fault)
 
 
 def _listed_job(job_id: str, columns: list[str]) -> ListedJob | None:
