@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import attrs
 
-from dagster_slurm.allocations.conditions import Condition, condition_of
+from dagster_slurm.allocations.conditions import Condition, condition_of, job_of
 from dagster_slurm.allocations.ledger import AllocationRecord, Ledger, OpenSubmission
 from dagster_slurm.allocations.observation import Fate, Observation, SubmissionTrace, tokens_of
 from dagster_slurm.allocations.plan import Archive, Cancel, Drain, Effect, Forget, Revoke
-from dagster_slurm.slurm.replies import Refused, Submitted
+from dagster_slurm.slurm.replies import Refused
 
 #: A submission that was sent and left no sign is dropped after this long: longer than any command or message may take.
 SETTLE_SECONDS = 120
@@ -94,13 +94,13 @@ def _resolve_submissions(ledger: Ledger, observation: Observation) -> _Resolved:
             by_token.setdefault(token, job.slurm_job_id)
     for token, submission in ledger.worker_submissions.items():
         trace = observation.traces.get(token, SubmissionTrace(fate=Fate.MISSING))
-        job_id = by_token.get(token) or _job_of(trace)
+        job_id = by_token.get(token) or job_of(trace)
         if job_id is not None:
+            # An id that stands in a record was used before: that record leaves within an hour, and until then the
+            # submission stays open and counts as live.
             if ledger.record(job_id) is None:
                 ledger = ledger.with_adopted(token, job_id, trace.submitted_at)
                 adopted.append(job_id)
-            else:
-                ledger = ledger.without_submission(token)
             continue
         revocation = _revocation(submission, trace, observation.login_clock)
         if isinstance(trace.outcome, Refused):
@@ -112,12 +112,6 @@ def _resolve_submissions(ledger: Ledger, observation: Observation) -> _Resolved:
         elif revocation is not None:
             revocations.append(revocation)
     return _Resolved(ledger=ledger, adopted=tuple(adopted), refused=tuple(refused), revocations=tuple(revocations))
-
-
-def _job_of(trace: SubmissionTrace) -> str | None:
-    if isinstance(trace.outcome, Submitted):
-        return trace.outcome.slurm_job_id
-    return trace.started_job_id if trace.fate is Fate.STARTED else None
 
 
 def _revocation(submission: OpenSubmission, trace: SubmissionTrace, now: int) -> Revoke | None:
@@ -138,23 +132,24 @@ def _cancel_revoked(ledger: Ledger, observation: Observation) -> tuple[Effect, .
     late = tuple(
         job.slurm_job_id
         for job in observation.listing.jobs
-        if tokens_of(job) & revoked and ledger.record(job.slurm_job_id) is None and _alive(job.state)
+        if tokens_of(job) & revoked and Condition(state=job.state).live is not False
     )
     return (Cancel(late, only_pending=False),) if late else ()
 
 
-def _alive(state: str | None) -> bool:
-    return Condition(state=state).live is not False
-
-
 # -- recorded allocations --------------------------------------------------------------------------
+
+#: It gives its nodes back and can do nothing more, but how it ended is not said yet.
+_NOT_FINAL = "COMPLETING"
 
 
 def _note_condition(record: AllocationRecord, condition: Condition, now: int) -> AllocationRecord:
     if condition.absent_but_live:
         return record if record.absent_since is not None else attrs.evolve(record, absent_since=now)
-    if condition.live is False and record.final_state is None:
-        return attrs.evolve(record, final_state=condition.state, ended_at=now)
+    if condition.live is False and condition.state not in (record.final_state, _NOT_FINAL):
+        # The listing can still name the end of what was only known to be gone.
+        ended_at = now if record.ended_at is None else record.ended_at
+        return attrs.evolve(record, final_state=condition.state, ended_at=ended_at)
     if condition.live and (record.final_state is not None or record.absent_since is not None):
         # It is back: an admin requeued it, or the listing had lost it. Same record, same deadline.
         return attrs.evolve(record, final_state=None, ended_at=None, absent_since=None)
@@ -175,7 +170,7 @@ def _upkeep(ledger: Ledger, conditions: dict[str, Condition], observation: Obser
             overdue.append(record.slurm_job_id)
         elif condition.pending:
             still_pending.append(record.slurm_job_id)
-        elif record.token is not None and record.token not in observation.drains:
+        elif record.token not in observation.drains:
             drains.append(drain_of(record, record.drain_deadline, now))
     effects = list(drains)
     if still_pending:
@@ -187,4 +182,4 @@ def _upkeep(ledger: Ledger, conditions: dict[str, Condition], observation: Obser
 
 def drain_of(record: AllocationRecord, deadline: int, now: int) -> Drain:
     """The drain of a released allocation with the time that is left."""
-    return Drain(record.token or "", record.slurm_job_id, deadline, max(0, deadline - now))
+    return Drain(record.token, record.slurm_job_id, deadline, max(0, deadline - now))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import attrs
 
 from dagster_slurm.allocations.ledger import AllocationRecord
-from dagster_slurm.allocations.observation import Observation, tokens_of
-from dagster_slurm.slurm.replies import ListedJob
-from dagster_slurm.slurm.states import StateClass, state_class
-
-ENDED = "ENDED"
+from dagster_slurm.allocations.observation import Fate, Observation, SubmissionTrace, tokens_of
+from dagster_slurm.slurm.replies import AccountingRow, ListedJob, Submitted
+from dagster_slurm.slurm.states import ENDED, StateClass, state_class
 
 #: An allocation that accounting still calls live is given up after this long out of the listing (two looks).
 ABSENT_SETTLE_SECONDS = 60
+
+#: Accounting has the controller's clock, we the login node's: only a larger difference tells two jobs of one id apart.
+CLOCKS_DIFFER_SECONDS = 3600
 
 #: A job that reported from its node this recently is not given up, whatever the listing lacks.
 REPORT_OVERRULES_SECONDS = 30
@@ -56,8 +57,8 @@ class Condition:
 def row_of(record: AllocationRecord, observation: Observation) -> ListedJob | None:
     """The scheduler's row of a recorded job; a job id that was used again by another submission is not it."""
     job = observation.listed(record.slurm_job_id)
-    if job is None or record.token is None:
-        return job
+    if job is None:
+        return None
     carried = tokens_of(job)
     return job if not carried or record.token in carried else None
 
@@ -86,7 +87,7 @@ def condition_of(record: AllocationRecord, observation: Observation) -> Conditio
     if record.final_state is not None:
         return Condition(state=record.final_state)
     row = None if observation.accounting is None else observation.accounting.rows.get(record.slurm_job_id)
-    if row is None or row.state is None or (row.name is not None and row.name != _job_name(observation)):
+    if row is None or row.state is None or not _is_row_of(record, row, observation):
         return Condition(state=ENDED)
     if state_class(row.state) is StateClass.ENDED:
         return Condition(state=row.state)
@@ -96,16 +97,37 @@ def condition_of(record: AllocationRecord, observation: Observation) -> Conditio
     return Condition(state=None, absent_but_live=True)
 
 
-def _job_name(observation: Observation) -> str | None:
-    return None if observation.ledger is None else observation.ledger.job_name
+def may_be_live(record: AllocationRecord, condition: Condition) -> bool:
+    """Whether it counts as live: it is, or nobody knows and no end of it is recorded."""
+    return record.final_state is None if condition.live is None else condition.live
+
+
+def _is_row_of(record: AllocationRecord, row: AccountingRow, observation: Observation) -> bool:
+    """Whether accounting speaks of this job and not of an older one with the same id."""
+    name = None if observation.ledger is None else observation.ledger.job_name
+    if row.name is not None and row.name != name:
+        return False
+    if row.submitted_at is None or record.submitted_at is None:
+        return True
+    return row.submitted_at >= record.submitted_at - CLOCKS_DIFFER_SECONDS
+
+
+def job_of(trace: SubmissionTrace) -> str | None:
+    """The job that a submission's files name, or None."""
+    if isinstance(trace.outcome, Submitted):
+        return trace.outcome.slurm_job_id
+    return trace.started_job_id if trace.fate is Fate.STARTED else None
 
 
 def unanswered_ids(observation: Observation) -> tuple[str, ...]:
-    """Recorded jobs whose end is not recorded and which a good listing lacks: what accounting is asked about."""
+    """Jobs whose end is not recorded and which a good listing lacks: what accounting is asked about.
+
+    Those that only the files of an open submission name are among them: they are recorded by the next decision.
+    """
     if observation.ledger is None or not observation.listing.answered:
         return ()
-    return tuple(
-        record.slurm_job_id
-        for record in observation.ledger.records()
-        if record.final_state is None and row_of(record, observation) is None
-    )
+    unended = [record for record in observation.ledger.records() if record.final_state is None]
+    recorded = [record.slurm_job_id for record in unended if row_of(record, observation) is None]
+    traced = [job_of(observation.traces[t]) for t in observation.ledger.worker_submissions if t in observation.traces]
+    new = [job_id for job_id in traced if job_id is not None and observation.listed(job_id) is None]
+    return tuple(dict.fromkeys((*recorded, *new)))

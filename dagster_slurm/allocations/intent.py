@@ -43,9 +43,12 @@ def _check_count(_: Any, __: attrs.Attribute[Any], value: object) -> None:
 def _check_window(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+    # No time to drain is a wish; no time to be pending would cancel every submission.
+    least = 0 if attribute.name == "drain_timeout" else math.ulp(0.0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < least:
+        bound = "of at least 0" if least == 0 else "above 0"
         raise ConfigurationError(
-            f"{attribute.name} must be a number of seconds above 0, or None, not {value!r}",
+            f"{attribute.name} must be a number of seconds {bound}, or None, not {value!r}",
             field=f"WorkerIntent.{attribute.name}",
         )
 
@@ -68,7 +71,7 @@ class WorkerIntent:
         config: Shape of allocations that are submitted for it. None means the session's worker shape.
             It says nothing about allocations that exist already.
         drain_timeout: Seconds that a released allocation may go on with its running work before it is
-            cancelled (60 seconds of grace are added). None means the drain window of its shape.
+            cancelled (60 seconds of grace are added); 0 is allowed. None means the drain window of its shape.
         pending_timeout: Seconds that an allocation may stay pending before it is cancelled. None means for ever.
             Counted on the login node's clock from its submission, or from its last requeue.
 

@@ -6,7 +6,7 @@ It is stored as ``allocation.json`` in the session directory and only ever repla
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import attrs
@@ -17,6 +17,8 @@ from dagster_slurm.errors import DagsterSlurmError, LedgerDamaged, LedgerTooNew
 SCHEMA_VERSION = 1
 ENDED_RECORDS_KEPT = 50
 ENDED_RECORDS_KEPT_SECONDS = 3600
+#: A job that bears a dropped token ends by its fate file; the list only lets it be cancelled before it starts.
+REVOKED_TOKENS_KEPT = 200
 
 Role = str
 HEAD: Role = "head"
@@ -35,7 +37,7 @@ class AllocationRecord:
 
     Attributes:
         slurm_job_id: What ``sbatch`` returned.
-        token: The submission's token; None for a job that was recorded without one.
+        token: The submission's token.
         shape: Digest of the shape it was submitted with.
         intent: Key of the intent that counts it; None when it belongs to none.
         submitted_at: Login node's clock when ``reconcile_workers`` submitted it; None for other allocations.
@@ -47,7 +49,7 @@ class AllocationRecord:
     """
 
     slurm_job_id: str
-    token: str | None
+    token: str
     shape: str
     intent: str | None = None
     submitted_at: int | None = None
@@ -153,7 +155,7 @@ class Ledger:
         Args:
             token: The open submission.
             slurm_job_id: Its job.
-            submitted_at: Login node's clock of the submission; None when it was not seen (then the time it was planned at).
+            submitted_at: Login node's clock of the submission; None when it was not seen: the time it was planned at.
         """
         submission = self.worker_submissions[token]
         moment = submission.prepared_at if submitted_at is None else submitted_at
@@ -175,7 +177,7 @@ class Ledger:
     def without_submission(self, token: str) -> Ledger:
         """Drop an open submission for good: a job that ever bears its token is cancelled, never counted."""
         rest = {key: value for key, value in self.worker_submissions.items() if key != token}
-        revoked = self.revoked_tokens if token in self.revoked_tokens else (*self.revoked_tokens, token)
+        revoked = (*self.revoked_tokens, token)[-REVOKED_TOKENS_KEPT:]
         return attrs.evolve(self, worker_submissions=rest, revoked_tokens=revoked)
 
     def without_old_records(self, now: int) -> tuple[Ledger, tuple[AllocationRecord, ...]]:
@@ -242,25 +244,40 @@ def flat_json(item: AllocationRecord | OpenSubmission) -> dict[str, Any]:
 
 
 def _flat(cls: type[_T], document: Any) -> _T:
-    fields = {a.name: a for a in attrs.fields(cls) if a.name != "extra"}  # type: ignore[arg-type]
     if not isinstance(document, dict):
         raise TypeError(f"{cls.__name__} is not an object: {document!r}")
-    known = {key: value for key, value in document.items() if key in fields}
-    for key, value in known.items():
-        expected = (int, type(None)) if key in _INTEGERS else bool if key == "dated" else (str, type(None))
-        if not isinstance(value, expected) or (key in _INTEGERS and isinstance(value, bool)):
-            raise TypeError(f"{cls.__name__}.{key} is {value!r}")
-    for key in ("slurm_job_id", "shape"):
-        if key in fields and not known.get(key):
-            raise TypeError(f"{cls.__name__} has no {key}")
-    return cls(**known, extra={key: value for key, value in document.items() if key not in fields})
+    names = [a.name for a in attrs.fields(cls) if a.name != "extra"]  # type: ignore[arg-type]
+    # A key that is not there is damage: a default would make "released" or "ended" unsaid.
+    known = {name: document[name] for name in names}
+    for name, value in known.items():
+        expected = bool if name == "dated" else int if name in _INTEGERS else str
+        wrong = not isinstance(value, expected) or (expected is int and isinstance(value, bool))
+        if value is None and name not in _REQUIRED:
+            wrong = False
+        if wrong or value == "":
+            raise TypeError(f"{cls.__name__}.{name} is {value!r}")
+    if known.get("role", HEAD) not in (HEAD, WORKER):
+        raise ValueError(f"{cls.__name__}.role is {known['role']!r}")
+    extra = {key: value for key, value in document.items() if key not in known}
+    return cls(**known, extra=extra)  # type: ignore[call-arg]
 
 
 _INTEGERS = {"submitted_at", "drain_deadline", "absent_since", "ended_at", "prepared_at"}
+_REQUIRED = {"slurm_job_id", "token", "shape", "role", "prepared_at", "dated"}
 
 
-def _records(documents: Iterable[Any]) -> tuple[AllocationRecord, ...]:
-    return tuple(_flat(AllocationRecord, document) for document in documents)
+def _records(documents: Any) -> tuple[AllocationRecord, ...]:
+    return tuple(_flat(AllocationRecord, document) for document in _typed(documents, list))
+
+
+def _typed(value: Any, expected: type[_T]) -> _T:
+    if not isinstance(value, expected) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no {expected.__name__}")
+    return value
+
+
+def _text_or_none(value: Any) -> str | None:
+    return None if value is None else _typed(value, str)
 
 
 def read_ledger(data: bytes, *, path: str) -> Ledger:
@@ -275,7 +292,7 @@ def read_ledger(data: bytes, *, path: str) -> Ledger:
         LedgerTooNew: it has a newer schema version.
     """
     try:
-        document = json.loads(data.decode("utf-8"))
+        document = _typed(json.loads(data.decode("utf-8")), dict)
         version = document["schema_version"]
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise LedgerTooNew(
@@ -287,7 +304,7 @@ def read_ledger(data: bytes, *, path: str) -> Ledger:
         return _read_document(document)
     except LedgerTooNew:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, DagsterSlurmError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError, DagsterSlurmError) as error:
         raise LedgerDamaged(
             f"{path} cannot be read as a ledger ({type(error).__name__}: {error}). Nothing was changed.",
             remedy="restore the file from a backup, or end the session's jobs by name and remove its directory.",
@@ -296,28 +313,28 @@ def read_ledger(data: bytes, *, path: str) -> Ledger:
 
 def _read_document(document: dict[str, Any]) -> Ledger:
     head, successor = document["head"], document["successor"]
-    submissions = {token: _flat(OpenSubmission, item) for token, item in document["worker_submissions"].items()}
+    submissions = {
+        token: _flat(OpenSubmission, item) for token, item in _typed(document["worker_submissions"], dict).items()
+    }
     for token, submission in submissions.items():
         if token != submission.token:
             raise ValueError(f"submission {token!r} holds the token {submission.token!r}")
     names = {a.name for a in attrs.fields(Ledger)} | {"schema_version"}
-    for key in ("session_id", "job_name"):
-        if not isinstance(document[key], str):
-            raise TypeError(f"{key} is {document[key]!r}")
+    election = document["election"]
     ledger = Ledger(
-        session_id=document["session_id"],
-        job_name=document["job_name"],
-        last_commit=document["last_commit"],
+        session_id=_typed(document["session_id"], str),
+        job_name=_typed(document["job_name"], str),
+        last_commit=_text_or_none(document["last_commit"]),
         head=None if head is None else _flat(AllocationRecord, head),
         successor=None if successor is None else _flat(AllocationRecord, successor),
         predecessors=_records(document["predecessors"]),
         workers=_records(document["workers"]),
-        worker_template=document["worker_template"],
+        worker_template=_text_or_none(document["worker_template"]),
         worker_submissions=submissions,
-        revoked_tokens=tuple(str(token) for token in document["revoked_tokens"]),
-        election=document["election"],
-        failed_leaders={str(key): int(value) for key, value in document["failed_leaders"].items()},
-        shapes={key: EffectiveShape.from_json(shape) for key, shape in document["shapes"].items()},
+        revoked_tokens=tuple(_typed(token, str) for token in _typed(document["revoked_tokens"], list)),
+        election=None if election is None else _typed(election, dict),
+        failed_leaders={key: _typed(value, int) for key, value in _typed(document["failed_leaders"], dict).items()},
+        shapes={key: EffectiveShape.from_json(shape) for key, shape in _typed(document["shapes"], dict).items()},
         extra={key: value for key, value in document.items() if key not in names},
     )
     ids = [record.slurm_job_id for record in ledger.records()]

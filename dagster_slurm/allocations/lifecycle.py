@@ -12,6 +12,7 @@ from dagster_slurm.allocations.config import EffectiveShape
 from dagster_slurm.allocations.ledger import HEAD, WORKER, Ledger, OpenSubmission
 from dagster_slurm.allocations.observation import Fate, Observation
 from dagster_slurm.allocations.plan import (
+    CLOSING,
     Close,
     Committed,
     Effect,
@@ -21,6 +22,8 @@ from dagster_slurm.allocations.plan import (
     Plan,
     Revoke,
     Submit,
+    refusals,
+    scheduler_silent,
 )
 from dagster_slurm.allocations.settings import job_name_for
 from dagster_slurm.errors import SessionClosing, SessionRecordsLost
@@ -37,11 +40,10 @@ def _submitting(
 
 
 def _plan(books: Books, ledger: Ledger, effects: tuple[Effect, ...], held_back: tuple[HeldBack, ...] = ()) -> Plan:
-    refused = tuple(HeldBack("refused", f"The scheduler refused a submission: {text}") for text in books.refused)
     return Plan(
         ledger=ledger,
         effects=books.all_effects(effects),
-        held_back=(*refused, *held_back),
+        held_back=(*refusals(books.refused), *held_back),
         adopted=books.adopted,
         unresolved=tuple(ledger.worker_submissions),
     )
@@ -84,12 +86,8 @@ def plan_head(
     if has_head or on_its_way or ledger.successor is not None:
         return _plan(books, ledger, ())
     if not observation.listing.answered:
-        silent = HeldBack(
-            "scheduler_silent",
-            f"The scheduler did not answer, so no head is submitted. It said: {observation.listing.error}",
-        )
         # Without an answered listing a session is not created either: its jobs might be alive.
-        return Plan(ledger=ledger, held_back=(silent,))
+        return _plan(books, ledger, (), (scheduler_silent(observation),))
     ledger, submit = _submitting(books, observation, next(tokens), HEAD, head_shape)
     return _plan(books, ledger, (submit,))
 
@@ -101,24 +99,26 @@ def plan_addition(ledger: Ledger, observation: Observation, shape: EffectiveShap
         ledger: The ledger of the observation.
         observation: A look that was just taken.
         shape: Its shape.
-        tokens: Tokens of this call's attempts, the newest last: when an earlier one took hold, nothing is submitted.
+        tokens: Tokens of this call's attempts, the newest last: when an earlier one is known to the ledger, taken or
+            dropped, nothing is submitted.
     """
-    books = bring_up_to_date(ledger, observation)
-    known = {record.token for record in books.ledger.records()} | set(books.ledger.worker_submissions)
-    if known & set(tokens):
-        return _plan(books, books.ledger, ())
     if observation.closing:
-        return _plan(books, books.ledger, (), (HeldBack("closing", "The session is ending: it starts no new work."),))
+        return Plan(ledger=ledger, held_back=(HeldBack(*CLOSING),))
+    books = bring_up_to_date(ledger, observation)
+    known = {record.token for record in books.ledger.records()}
+    known |= {*books.ledger.worker_submissions, *books.ledger.revoked_tokens}
+    if not known.isdisjoint(tokens):
+        return _plan(books, books.ledger, ())
     if not observation.listing.answered:
-        said = observation.listing.error or "nothing"
-        silent = HeldBack("scheduler_silent", f"The scheduler did not answer, so nothing is submitted. It said: {said}")
-        return _plan(books, books.ledger, (), (silent,))
+        return _plan(books, books.ledger, (), (scheduler_silent(observation),))
     ledger, submit = _submitting(books, observation, tokens[-1], WORKER, shape)
     return _plan(books, ledger, (submit,))
 
 
 def plan_upkeep(ledger: Ledger, observation: Observation) -> Plan:
-    """Nothing new: only record what became known, and enforce deadlines."""
+    """Nothing new: only record what became known, and enforce deadlines. One that is ending is left to its end."""
+    if observation.closing:
+        return Plan(ledger=ledger)
     books = bring_up_to_date(ledger, observation)
     return _plan(books, books.ledger, ())
 
@@ -133,6 +133,7 @@ def plan_outcomes(ledger: Ledger, committed: Committed) -> Plan:
     closed: list[str] = []
     effects: list[Effect] = []
     held_back: list[HeldBack] = []
+    not_tried = 0
     for token, outcome in committed.submissions.items():
         if token not in ledger.worker_submissions:
             continue
@@ -143,10 +144,11 @@ def plan_outcomes(ledger: Ledger, committed: Committed) -> Plan:
         elif isinstance(answer, Refused):
             # Renamed as well: should the refusal have been none, the job finds nothing to claim.
             effects.append(Revoke(token, Fate.SENT))
-            held_back.append(HeldBack("refused", f"The scheduler refused a submission: {answer.text}"))
+            held_back += refusals((answer.text,))
             ledger = ledger.without_submission(token)
             closed.append(token)
         elif isinstance(answer, NotTried):
+            not_tried += 1
             ledger = ledger.without_submission(token)
             closed.append(token)
         else:
@@ -158,6 +160,13 @@ def plan_outcomes(ledger: Ledger, committed: Committed) -> Plan:
             )
     if closed:
         effects.append(Forget(tuple(closed)))
+    if not_tried and not held_back:
+        # No failure stopped them.
+        sentence = (
+            f"{not_tried} submission(s) were not begun: the commit's time was up, its lock was taken over, "
+            "or the session began to end. Call again."
+        )
+        held_back.append(HeldBack("contended", sentence))
     return Plan(ledger=ledger, effects=tuple(effects), held_back=tuple(held_back))
 
 

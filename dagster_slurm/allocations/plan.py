@@ -87,6 +87,21 @@ class HeldBack:
         return self.sentence
 
 
+#: Code and sentence of what a session that is ending holds back.
+CLOSING = ("closing", "The session is ending: it starts no new work.")
+
+
+def scheduler_silent(observation: Observation) -> HeldBack:
+    """What an unanswered listing holds back, with what was said instead."""
+    said = f" It said: {observation.listing.error}" if observation.listing.error else ""
+    return HeldBack("scheduler_silent", f"The scheduler did not answer, so nothing is submitted or released.{said}")
+
+
+def refusals(texts: tuple[str, ...]) -> tuple[HeldBack, ...]:
+    """The scheduler's refusals."""
+    return tuple(HeldBack("refused", f"The scheduler refused a submission: {text}") for text in texts)
+
+
 class HeldBackReasons(tuple[HeldBack, ...]):
     """Why a call did less than it was asked to; empty (false) when nothing was held back."""
 
@@ -126,8 +141,8 @@ class Plan:
     live: tuple[str, ...] = ()
 
     def changes(self, before: Ledger | None) -> bool:
-        """Whether there is anything to commit."""
-        return bool(self.effects) or self.ledger != before
+        """Whether there is anything to commit. Records of a session are only made together with an effect."""
+        return bool(self.effects) or (before is not None and self.ledger != before)
 
 
 @attrs.frozen

@@ -42,7 +42,7 @@ class SessionSettings:
         setup: Shell lines that run in each batch script before the agent (``module load`` and the like).
         cluster: Slurm cluster to name in every command; None for the default one.
         rejoin_timeout_seconds: A worker without a head leaves after this long.
-        orphan_timeout_seconds: Without any sign from a client for this long, allocations end themselves; None means never.
+        orphan_timeout_seconds: Allocations end themselves after this long without a sign from a client; None: never.
         lock_wait_seconds: How long a commit waits for the session lock.
         lock_stale_seconds: Age by the filesystem's clock at which a lock counts as abandoned.
         effect_limit_seconds: No effect of a commit begins later than this after it took the lock.

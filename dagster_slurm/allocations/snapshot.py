@@ -10,8 +10,9 @@ import attrs
 from dagster_slurm.allocations.bookkeeping import bring_up_to_date
 from dagster_slurm.allocations.conditions import Condition
 from dagster_slurm.allocations.config import EffectiveShape
-from dagster_slurm.allocations.ledger import HEAD, WORKER, AllocationRecord, Ledger, OpenSubmission
+from dagster_slurm.allocations.ledger import HEAD, WORKER, AllocationRecord, Ledger
 from dagster_slurm.allocations.observation import Observation, Report
+from dagster_slurm.slurm.replies import ListedJob
 from dagster_slurm.slurm.states import StateClass
 from dagster_slurm.slurm.tres import gpus_per_node_requested, parse_tres, total_gpus
 
@@ -33,7 +34,7 @@ class AllocationSnapshot:
         requested_nodes: Nodes asked for.
         requested_gpus_per_node: GPUs asked for on each node.
         tres: Trackable resources: the request while pending, the grant once it runs.
-        granted_gpus: GPUs of the whole allocation from the grant, while it runs; None where the site does not track them.
+        granted_gpus: GPUs of the whole allocation from the grant, while it runs; None where the site tracks none.
         nodes: Slurm's node names.
         ray_nodes: Ray node id of each node that joined the current head; None when not known.
         ready: Whether every node joined the current head.
@@ -81,7 +82,7 @@ class SessionSnapshot:
         successor: The published next head, or None.
         allocations: Every allocation, the head first.
         unresolved: Submissions whose outcome is not known yet; they count as live.
-        unrecorded: Ids of jobs of this session's name that no record explains. Never counted, never cancelled by a count.
+        unrecorded: Ids of live jobs of this session's name that no record explains. No count counts or cancels them.
         not_observed: Sentences about what could not be observed, and why.
         ray_demand: Resource shapes that Ray has pending work for, as the head's agent reads them; None when not known.
         closing: Whether the session is ending.
@@ -121,7 +122,9 @@ def build_snapshot(ledger: Ledger, observation: Observation) -> SessionSnapshot:
         record.slurm_job_id: _describe(record, current, conditions[record.slurm_job_id], observation, cluster)
         for record in current.records()
     }
-    head = _pending_head(current) if current.head is None else described[current.head.slurm_job_id]
+    # A head without a job id: its submission's outcome is not known yet, or it was refused.
+    unborn = AllocationSnapshot(slurm_job_id=None, role=HEAD)
+    head = unborn if current.head is None else described[current.head.slurm_job_id]
     rest = tuple(a for a in described.values() if a.slurm_job_id != head.slurm_job_id)
     return SessionSnapshot(
         session_id=current.session_id,
@@ -131,7 +134,7 @@ def build_snapshot(ledger: Ledger, observation: Observation) -> SessionSnapshot:
         successor=None if current.successor is None else described[current.successor.slurm_job_id],
         allocations=(head, *rest),
         unresolved=len(current.worker_submissions),
-        unrecorded=tuple(j.slurm_job_id for j in observation.listing.jobs if j.slurm_job_id not in described),
+        unrecorded=_unrecorded(observation, set(described)),
         not_observed=_not_observed(observation, cluster, head),
         ray_demand=_demand(cluster),
         closing=observation.closing,
@@ -139,9 +142,9 @@ def build_snapshot(ledger: Ledger, observation: Observation) -> SessionSnapshot:
     )
 
 
-def _pending_head(ledger: Ledger) -> AllocationSnapshot:
-    open_head: OpenSubmission | None = next((s for s in ledger.worker_submissions.values() if s.role == HEAD), None)
-    return AllocationSnapshot(slurm_job_id=None, role=HEAD, intent=None if open_head is None else open_head.intent)
+def _unrecorded(observation: Observation, known: set[str]) -> tuple[str, ...]:
+    jobs = [job for job in observation.listing.jobs if Condition(state=job.state).live is not False]
+    return tuple(job.slurm_job_id for job in jobs if job.slurm_job_id not in known)
 
 
 def _role(record: AllocationRecord, ledger: Ledger) -> str:
@@ -178,7 +181,7 @@ def _describe(
         time_limit_seconds=None if live_row is None else live_row.time_limit_seconds,
         expected_start_at=live_row.expected_start_at if live_row is not None and condition.pending else None,
         partition=None if job is None else job.partition,
-        requested_nodes=None if job is None else job.requested_nodes,
+        requested_nodes=_nodes_asked(job, shape),
         requested_gpus_per_node=asked,
         tres=tres,
         granted_gpus=_granted(tres, asked) if running else None,
@@ -194,9 +197,18 @@ def _describe(
     )
 
 
+def _nodes_asked(job: ListedJob | None, shape: EffectiveShape | None) -> int | None:
+    if job is not None and job.requested_nodes is not None:
+        return job.requested_nodes
+    return None if shape is None else shape.nodes
+
+
 def _gpus_asked(shape: EffectiveShape) -> int | None:
-    value = shape.gpus_per_node
-    return None if value is None else int(str(value).rpartition(":")[2])
+    if shape.gpus_per_node is not None:
+        return int(str(shape.gpus_per_node).rpartition(":")[2])
+    # Who says nothing asks for none, unless an extra option may have.
+    said = " ".join(shape.extra_options).lower()
+    return None if any(word in said for word in ("gpu", "gres", "tres", "-g")) else 0
 
 
 def _committed(condition: Condition) -> bool | None:
@@ -216,15 +228,14 @@ def _ray_entries(record: AllocationRecord, cluster: Report | None) -> list[Mappi
     nodes = cluster.content.get("nodes")
     if not isinstance(nodes, list):
         return None
-    return [n for n in nodes if isinstance(n, dict) and str(n.get("slurm_job_id")) == record.slurm_job_id]
+    own = [n for n in nodes if isinstance(n, dict) and str(n.get("slurm_job_id")) == record.slurm_job_id]
+    # A node that restarted is in Ray's table twice: its dead entry says nothing any more.
+    return [entry for entry in own if entry.get("state") in ("ALIVE", "DRAINING")]
 
 
 def _ray_nodes(record: AllocationRecord, cluster: Report | None) -> Mapping[str, str] | None:
     entries = _ray_entries(record, cluster)
-    if entries is None:
-        return None
-    alive = [entry for entry in entries if entry.get("state") in ("ALIVE", "DRAINING")]
-    return {str(entry.get("node")): str(entry.get("ray_node_id")) for entry in alive}
+    return None if entries is None else {str(entry.get("node")): str(entry.get("ray_node_id")) for entry in entries}
 
 
 def _ready(condition: Condition, nodes: tuple[str, ...], ray_nodes: Mapping[str, str] | None) -> bool | None:
@@ -232,9 +243,9 @@ def _ready(condition: Condition, nodes: tuple[str, ...], ray_nodes: Mapping[str,
         return None
     if condition.state != "RUNNING":
         return False
-    if ray_nodes is None:
+    if ray_nodes is None or not nodes:
         return None
-    return bool(nodes) and all(node in ray_nodes for node in nodes)
+    return all(node in ray_nodes for node in nodes)
 
 
 def _draining(
@@ -252,7 +263,7 @@ def _draining(
         return None
     if condition.pending:
         return False
-    return False if said else None
+    return False if said and all(value is False for value in said) else None
 
 
 def _idle(record: AllocationRecord, cluster: Report | None) -> float | None:

@@ -14,7 +14,7 @@ from dagster_slurm.allocations.ledger import Ledger
 from dagster_slurm.allocations.lifecycle import plan_outcomes, plan_upkeep
 from dagster_slurm.allocations.observation import Observation
 from dagster_slurm.allocations.plan import CommitRefused, CommitRequest, Committed, HeldBack, Plan, Site, Submit
-from dagster_slurm.errors import RemoteError
+from dagster_slurm.errors import RemoteError, SessionError
 
 #: How often a call decides again after another commit came first, or after a lost reply.
 ATTEMPTS = 8
@@ -87,13 +87,14 @@ class _Call:
         self._recovered: dict[str, None] = {}
         self._released: dict[str, None] = {}
         self._expired: dict[str, None] = {}
-        self._lost: Plan | None = None
+        self._unanswered: list[tuple[str, Plan]] = []
+        self._refused: tuple[HeldBack, ...] = ()
 
     def run(self) -> Outcome:
         observation = self._site.observe()
         contended: HeldBack | None = None
         for attempt in range(ATTEMPTS):
-            self._claim_lost(observation)
+            self._claim_unanswered(observation)
             plan = self._decide(observation)
             if not plan.changes(observation.ledger):
                 return self._outcome(observation, plan, plan.ledger, plan.held_back)
@@ -103,7 +104,7 @@ class _Call:
                 answer = self._site.commit(request)
             except RemoteError:
                 # It may have been done, or still be done: the next look tells, and its checksum keeps us from both.
-                self._lost = plan
+                self._unanswered.append((request.nonce, plan))
                 self._pause_before(attempt)
                 observation = self._site.observe()
                 continue
@@ -112,14 +113,20 @@ class _Call:
                 if answer.code == "scheduler_silent":
                     silent = HeldBack("scheduler_silent", f"The scheduler did not answer. It said: {answer.detail}")
                     plan = self._decide(observation)
-                    return self._outcome(observation, _nothing(plan, observation), None, (*plan.held_back, silent))
+                    other = (reason for reason in plan.held_back if reason.code != silent.code)
+                    return self._outcome(observation, _nothing(plan), None, (silent, *other))
                 contended = HeldBack("contended", f"Other calls kept coming first ({answer.detail}); call again.")
                 self._pause_before(attempt)
                 continue
-            return self._record(observation, plan, request, answer)
+            outcome = self._record(observation, plan, request, answer)
+            if not any(answer.revoked.values()):
+                return outcome
+            # What was in doubt is settled now: there may be room for what was not decided because of it.
+            self._refused += tuple(reason for reason in outcome.held_back if reason.code == "refused")
+            observation = self._site.observe()
         plan = self._decide(observation)
         held_back = (*plan.held_back, contended or HeldBack("contended", "No commit was answered; call again."))
-        return self._outcome(observation, _nothing(plan, observation), None, held_back)
+        return self._outcome(observation, _nothing(plan), None, held_back)
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -143,16 +150,18 @@ class _Call:
         self._expired.update(dict.fromkeys(plan.expired))
         self._recovered.update(dict.fromkeys(plan.adopted))
 
-    def _claim_lost(self, observation: Observation) -> None:
-        """After an unanswered commit: whether it was done shows in the deadlines that it would have written."""
-        lost, self._lost = self._lost, None
-        if lost is None or observation.ledger is None:
-            return
+    def _claim_unanswered(self, observation: Observation) -> None:
+        """Whether an unanswered commit was done shows in its nonce, or in the deadlines that it would have written."""
         written = observation.ledger
-        for job_id in (*lost.released, *lost.expired):
-            planned, found = lost.ledger.record(job_id), written.record(job_id)
-            if planned is not None and found is not None and planned.drain_deadline == found.drain_deadline:
-                (self._released if job_id in lost.released else self._expired)[job_id] = None
+        if written is None:
+            return
+        for nonce, plan in self._unanswered:
+            if written.last_commit == nonce:
+                self._note(plan)
+            for job_id in (*plan.released, *plan.expired):
+                planned, found = plan.ledger.record(job_id), written.record(job_id)
+                if planned is not None and found is not None and planned.drain_deadline == found.drain_deadline:
+                    (self._released if job_id in plan.released else self._expired)[job_id] = None
 
     def _record(self, observation: Observation, plan: Plan, request: CommitRequest, answer: Committed) -> Outcome:
         """A last commit without submissions moves the new job ids into the ledger.
@@ -174,7 +183,7 @@ class _Call:
         for attempt in range(ATTEMPTS):
             try:
                 answer = self._site.commit(self._request(noting, expected, observed_at))
-            except RemoteError:
+            except (RemoteError, SessionError):
                 return
             if isinstance(answer, Committed) or answer.observation.ledger is None:
                 return
@@ -189,7 +198,9 @@ class _Call:
         self, observation: Observation, plan: Plan, ledger: Ledger | None, held_back: tuple[HeldBack, ...]
     ) -> Outcome:
         known = ledger or observation.ledger or plan.ledger
-        submitted = tuple(r.slurm_job_id for r in known.records() if r.token in self._own_tokens)
+        # The plan's ledger too: it has found jobs whose ids nobody could record yet.
+        found = (r.slurm_job_id for r in (*known.records(), *plan.ledger.records()) if r.token in self._own_tokens)
+        submitted = tuple(dict.fromkeys(found))
         return Outcome(
             observation=observation,
             ledger=known,
@@ -198,10 +209,11 @@ class _Call:
             recovered=tuple(job_id for job_id in self._recovered if job_id not in submitted),
             released=tuple(self._released),
             expired=tuple(self._expired),
-            held_back=tuple(dict.fromkeys(held_back)),
+            held_back=tuple(dict.fromkeys((*self._refused, *held_back))),
         )
 
 
-def _nothing(plan: Plan, observation: Observation) -> Plan:
-    """The same decision without what was not done."""
-    return attrs.evolve(plan, ledger=observation.ledger or plan.ledger, effects=(), released=(), expired=())
+def _nothing(plan: Plan) -> Plan:
+    """The same decision without what was not done; what it would have released is still counted."""
+    live = (*plan.live, *plan.released, *plan.expired)
+    return attrs.evolve(plan, effects=(), released=(), expired=(), live=live)

@@ -44,7 +44,7 @@ def create_or_attach(shell: RemoteShell, spec: SessionSpec) -> AllocationSession
     Several processes may call this at once: one of them submits the head.
 
     Raises:
-        ConfigurationError, SessionDirectoryUnsafe, SlurmCommandsMissing: nothing was submitted; the message names the setting.
+        ConfigurationError, SessionDirectoryUnsafe, SlurmCommandsMissing: nothing was submitted; it names the setting.
         SubmissionRefused: the scheduler refused the head; nothing runs.
         SessionClosing: the session is ending.
         SessionRecordsLost: its jobs live but its records are gone.

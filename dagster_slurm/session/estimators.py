@@ -55,7 +55,8 @@ class SbatchTestOnlyEstimator:
         """One estimate for each candidate, in order.
 
         Raises:
-            EstimateBudgetExceeded: more distinct candidates without a cached answer than ``max_candidates``. Nothing was sent.
+            EstimateBudgetExceeded: more distinct candidates without a recent answer than ``max_candidates``; nothing
+                was sent.
             RemoteError: the login node could not be asked.
         """
         options = session.worker_sbatch_options(candidates)
@@ -64,7 +65,7 @@ class SbatchTestOnlyEstimator:
         asked = [key for key in dict.fromkeys(options) if key not in self._answers]
         if len(asked) > self.max_candidates:
             raise EstimateBudgetExceeded(
-                f"{len(asked)} candidates without a recent answer, and one call asks about at most {self.max_candidates}.",
+                f"{len(asked)} candidates have no recent answer; one call asks about at most {self.max_candidates}.",
                 field="SbatchTestOnlyEstimator.max_candidates",
                 remedy="try fewer shapes, or raise max_candidates.",
             )

@@ -7,13 +7,15 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import attrs
+
 from dagster_slurm.allocations.config import EffectiveShape, SlurmWorkerAllocationConfig
 from dagster_slurm.allocations.estimate import StartEstimate
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.allocations.ledger import Ledger
 from dagster_slurm.allocations.lifecycle import is_over, live_jobs, open_tokens, plan_addition, plan_end
 from dagster_slurm.allocations.observation import Observation
-from dagster_slurm.allocations.plan import HeldBackReasons, Plan, Site
+from dagster_slurm.allocations.plan import HeldBackReasons, Plan, Site, Submit
 from dagster_slurm.allocations.result import EndResult, ReconcileResult
 from dagster_slurm.allocations.settings import SessionSettings
 from dagster_slurm.allocations.snapshot import AllocationSnapshot, SessionSnapshot, build_snapshot
@@ -25,7 +27,7 @@ from dagster_slurm.allocations.workers import (
     effective_shape,
     plan_workers,
 )
-from dagster_slurm.errors import SessionNotFound, SubmissionRefused
+from dagster_slurm.errors import ConfigurationError, SessionNotFound, SubmissionRefused
 from dagster_slurm.remote.payload_scripts import (
     PayloadPoll,
     cancel_script,
@@ -106,7 +108,7 @@ class AllocationSession:
 
         Raises:
             SessionNotFound: the session has no records.
-            RemoteError: the login node could not be asked. A scheduler that is silent is no error: ``certain`` is False.
+            RemoteError: the login node could not be asked. A silent scheduler is no error: ``certain`` is False.
         """
         observation = self._site.observe()
         return build_snapshot(self._known(observation), observation)
@@ -122,7 +124,7 @@ class AllocationSession:
             SessionNotFound: no allocation of the session has that id.
         """
         record = self._known(self._site.observe()).record(slurm_job_id)
-        if record is None or record.token is None:
+        if record is None:
             raise SessionNotFound(f"The session {self.session_id} has no record of a job {slurm_job_id}.")
         return read_log(self._shell.run(log_script(self._settings, record.token)), self.address)
 
@@ -186,13 +188,15 @@ class AllocationSession:
             observed: The snapshot that the counts were decided on; None skips the checks of its age and head.
             max_observation_age: Seconds after which ``observed`` is too old to submit on.
             max_submissions: Most submissions of this call; None means the session's limits only.
-            release: Job ids to release whatever the order of scale-in; others than live ones of the intents are ignored.
+            release: Job ids to release whatever the order of scale-in; ignored unless live and of the intents.
 
         Raises:
             RemoteError: the login node could not be asked.
             LockTimeout: the session lock stayed taken; nothing was submitted.
             ConfigurationError: a request that makes no sense.
         """
+        if isinstance(release, str):
+            raise ConfigurationError(f"release takes several job ids, such as [{release!r}]", field="release")
         request = WorkerRequest(
             intents=(intent,) if isinstance(intent, WorkerIntent) else tuple(intent),
             seen=None if observed is None else _seen(observed),
@@ -202,10 +206,17 @@ class AllocationSession:
             submissions_per_call=self._submissions_per_call,
             live_per_session=self._live_per_session,
         )
-        outcome = carry_out(
-            self._site,
-            lambda observation: plan_workers(self._known(observation), observation, request, fresh_tokens()),
-        )
+        tokens: set[str] = set()
+        expired: set[str] = set()
+
+        def decide(observation: Observation) -> Plan:
+            asked = attrs.evolve(request, own_tokens=frozenset(tokens), own_expired=frozenset(expired))
+            plan = plan_workers(self._known(observation), observation, asked, fresh_tokens())
+            tokens.update(effect.token for effect in plan.effects if isinstance(effect, Submit))
+            expired.update(plan.expired)
+            return plan
+
+        outcome = carry_out(self._site, decide)
         self._ledger = outcome.ledger
         return ReconcileResult(
             submitted=outcome.submitted,
@@ -277,7 +288,8 @@ class AllocationSession:
                 stands for the cluster's Python. Empty runs the file itself.
             env: Environment variables added for it.
             payload_id: A fresh id that begins with the login node's clock (``"<epoch seconds>-<anything>"``): then the
-                payload's directory is known beforehand, and a call whose answer was lost can be made again. None makes one.
+                payload's directory is known beforehand, and a call whose answer was lost can be made again. None: made
+                here.
 
         Returns:
             The payload's id. It waits until the head runs.
