@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 import os
 import secrets
 import signal
 import subprocess
+import tempfile
 import time
 from functools import lru_cache
-from typing import Protocol
+from typing import IO, Protocol
 
 import attrs
 
@@ -18,6 +20,7 @@ from dagster_slurm.remote.frames import DONE, Reply, parse_reply, quote
 
 TICK_SECONDS = 0.5  # how often a waiting run looks whether it is done although a stream is still held open
 _LARGE_BYTES = 1 << 18
+_COLLECT_SECONDS = 2.0
 _HANGUP_SECONDS = 5.0  # how long an interrupted script may still need; a commit takes milliseconds
 
 
@@ -137,14 +140,15 @@ class LocalShell:
         script = compose(body, remote_setup=self._remote_setup, slurm_bin=self._slurm_bin)
         deadline = Deadline(timeout_seconds)
         try:
-            process = subprocess.Popen(
-                script.arguments,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                cwd=_home(),
-                start_new_session=True,
-            )
+            with _memory_file(script.text) as text:
+                process = subprocess.Popen(
+                    ["/bin/sh", "-s"],  # reads a file in blocks, also when it is bash
+                    stdin=text,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    cwd=_home(),
+                    start_new_session=True,
+                )
         except OSError as error:
             raise HostUnreachable(f"/bin/sh cannot be started on this host: {error}") from error
         self.round_trips += 1
@@ -168,13 +172,11 @@ class LocalShell:
         """Nothing is kept open."""
 
     def _converse(self, process: subprocess.Popen[bytes], script: Script, deadline: Deadline) -> Reply:
-        text: bytes | None = script.text
         while True:
             remaining = deadline.remaining()
             try:
-                output, errors = process.communicate(text, timeout=max(0.0, min(remaining, TICK_SECONDS)))
+                output, errors = process.communicate(timeout=max(0.0, min(remaining, TICK_SECONDS)))
             except subprocess.TimeoutExpired as waiting:
-                text = None  # communicate goes on with what it has not sent yet
                 reply = script.parse(waiting.output or b"", waiting.stderr or b"")
                 if reply.complete and process.poll() is not None:
                     return reply
@@ -195,17 +197,25 @@ def _home() -> str:
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    for stream in (process.stdin, process.stdout, process.stderr):
+    for stream in (process.stdout, process.stderr):
         if stream is not None:
-            try:
-                stream.close()
-            except BrokenPipeError:
-                pass
-    process.wait()
+            stream.close()
+    # One that hangs in the kernel, on a dead file server, cannot be collected now.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_COLLECT_SECONDS)
+
+
+def _memory_file(data: bytes) -> IO[bytes]:
+    # A file as standard input needs no writing while reading. In memory where the system can: /tmp may be full.
+    if hasattr(os, "memfd_create"):
+        file: IO[bytes] = os.fdopen(os.memfd_create("script"), "w+b")
+    else:
+        file = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
+    file.write(data)
+    file.seek(0)
+    return file

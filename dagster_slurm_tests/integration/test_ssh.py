@@ -91,9 +91,11 @@ def test_small_packets_are_not_held_back(server: Sshd) -> None:
 def test_M_7_an_unknown_key_is_refused_before_anything_is_sent(server: Sshd, tmp_path: Path) -> None:
     (tmp_path / "known_hosts").write_text("")
     before = server.logged("userauth-request")
-    with shell_to(server.address(known_hosts=str(tmp_path / "known_hosts"))) as shell:
-        with pytest.raises(HostKeyRejected, match="not recorded.*ssh-ed25519 SHA256:") as caught:
-            shell.run("section t true")
+    with (
+        shell_to(server.address(known_hosts=str(tmp_path / "known_hosts"))) as shell,
+        pytest.raises(HostKeyRejected, match=r"not recorded.*ssh-ed25519 SHA256:") as caught,
+    ):
+        shell.run("section t true")
     printed = subprocess.run(
         ["ssh-keygen", "-l", "-f", server.login.host_keys["ed25519"]], capture_output=True, check=True, text=True
     )
@@ -141,33 +143,41 @@ def test_private_keys_of_every_kind(
             with pytest.raises(ConfigurationError, match="encrypted") as caught:
                 shell.run("section t true")
             assert caught.value.field == "SlurmComputeResource.passphrase"
-        with shell_to(server.address(key_file=str(key), passphrase="wrong")) as shell:
-            with pytest.raises(ConfigurationError, match="passphrase is wrong"):
-                shell.run("section t true")
+        with (
+            shell_to(server.address(key_file=str(key), passphrase="wrong")) as shell,
+            pytest.raises(ConfigurationError, match="passphrase is wrong"),
+        ):
+            shell.run("section t true")
 
 
 def test_a_key_with_a_certificate(login: Login, tmp_path: Path) -> None:
     authority, key = make_key(tmp_path / "ca"), make_key(tmp_path / "key")
     subprocess.run(["ssh-keygen", "-q", "-s", authority, "-I", "t", "-n", login.user, f"{key}.pub"], check=True)
-    with sshd(login, f"TrustedUserCAKeys {authority}.pub") as server:
-        with shell_to(server.address(key_file=str(key))) as shell:
-            assert shell.run("section t true").complete
+    with (
+        sshd(login, f"TrustedUserCAKeys {authority}.pub") as server,
+        shell_to(server.address(key_file=str(key))) as shell,
+    ):
+        assert shell.run("section t true").complete
 
 
 @pytest.mark.parametrize("content", [None, "not a key\n"])
 def test_a_key_file_that_cannot_be_used_costs_no_connection(server: Sshd, tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "key").write_text(content)
-    with shell_to(server.address(key_file=str(tmp_path / "key"), port=free_port())) as shell:
-        with pytest.raises(ConfigurationError, match=str(tmp_path / "key")) as caught:
-            shell.run("section t true")
+    with (
+        shell_to(server.address(key_file=str(tmp_path / "key"), port=free_port())) as shell,
+        pytest.raises(ConfigurationError, match=str(tmp_path / "key")) as caught,
+    ):
+        shell.run("section t true")
     assert caught.value.field == "SlurmComputeResource.key_file"
 
 
 def test_a_wrong_key_is_an_authentication_failure(server: Sshd, tmp_path: Path) -> None:
-    with shell_to(server.address(key_file=str(make_key(tmp_path / "key")))) as shell:
-        with pytest.raises(AuthenticationFailed, match="refused the login") as caught:
-            shell.run("section t true")
+    with (
+        shell_to(server.address(key_file=str(make_key(tmp_path / "key")))) as shell,
+        pytest.raises(AuthenticationFailed, match="refused the login") as caught,
+    ):
+        shell.run("section t true")
     assert caught.value.field == "SlurmComputeResource.key_file"
 
 
@@ -207,22 +217,28 @@ def test_password_alone_and_as_second_factor(server: Sshd, login: Login) -> None
     with sshd(login, "AuthenticationMethods publickey,password") as strict:
         with shell_to(strict.address(password=login.password)) as shell:
             assert shell.run("section t true").complete
-        with shell_to(strict.address()) as shell:
-            with pytest.raises(AuthenticationFailed, match="one more step: password"):
-                shell.run("section t true")
+        with (
+            shell_to(strict.address()) as shell,
+            pytest.raises(AuthenticationFailed, match="one more step: password"),
+        ):
+            shell.run("section t true")
 
 
 def test_nobody_listens(server: Sshd) -> None:
-    with shell_to(server.address(port=free_port())) as shell:
-        with pytest.raises(HostUnreachable, match="refused") as caught:
-            shell.run("section t true")
+    with (
+        shell_to(server.address(port=free_port())) as shell,
+        pytest.raises(HostUnreachable, match="refused") as caught,
+    ):
+        shell.run("section t true")
     assert "SlurmComputeResource.port" in str(caught.value)
 
 
 def test_a_name_without_address(server: Sshd) -> None:
-    with shell_to(server.address(host="login.nowhere.invalid")) as shell:
-        with pytest.raises(HostUnreachable, match=r"login\.nowhere\.invalid cannot be resolved") as caught:
-            shell.run("section t true")
+    with (
+        shell_to(server.address(host="login.nowhere.invalid")) as shell,
+        pytest.raises(HostUnreachable, match=r"login\.nowhere\.invalid cannot be resolved") as caught,
+    ):
+        shell.run("section t true")
     assert caught.value.field == "SlurmComputeResource.host"
 
 
@@ -240,9 +256,11 @@ def test_the_port_of_another_service(server: Sshd, says: bytes) -> None:
                     connection.sendall(says)
 
         threading.Thread(target=answer, daemon=True).start()
-        with shell_to(server.address(port=listener.getsockname()[1])) as shell:
-            with pytest.raises(HostUnreachable, match="did not complete an SSH handshake") as caught:
-                shell.run("section t true")
+        with (
+            shell_to(server.address(port=listener.getsockname()[1])) as shell,
+            pytest.raises(HostUnreachable, match="did not complete an SSH handshake") as caught,
+        ):
+            shell.run("section t true")
         listener.shutdown(socket.SHUT_RDWR)
     assert caught.value.field == "SlurmComputeResource.port"
 
@@ -288,7 +306,8 @@ def test_M_6_banners_and_noisy_login_shells(login: Login, tmp_path: Path, login_
         for name in (".bashrc", ".cshrc"):
             (login.home / name).unlink()
     assert [(section.name, section.text) for section in reply.sections] == [("jobs", "7|PENDING\n")]
-    assert reply.complete and large.complete
+    assert reply.complete
+    assert large.complete
     assert reply.noise == "Welcome\nto login1\n4242|RUNNING"
 
 
@@ -359,12 +378,14 @@ def test_a_kept_connection_found_broken_is_replaced(server: Sshd) -> None:
 
 def test_M_2_a_kept_connection_that_died_silently_is_replaced(server: Sshd) -> None:
     address_changes = {"connect_timeout_seconds": 5.0}
-    with relay(server.port) as between:
-        with shell_to(server.address(port=between.port, **address_changes)) as shell:
-            assert shell.run("section t true").complete
-            between.go_silent()
-            assert shell.run("section t true", timeout_seconds=60).complete
-            assert between.connections == 2
+    with (
+        relay(server.port) as between,
+        shell_to(server.address(port=between.port, **address_changes)) as shell,
+    ):
+        assert shell.run("section t true").complete
+        between.go_silent()
+        assert shell.run("section t true", timeout_seconds=60).complete
+        assert between.connections == 2
 
 
 def test_a_connection_lost_during_a_script_is_not_repeated(server: Sshd, shared: Path) -> None:

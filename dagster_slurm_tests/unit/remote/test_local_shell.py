@@ -60,7 +60,6 @@ def test_M_2_the_time_limit_kills_the_whole_group(tmp_path: Path) -> None:
 
 def test_a_large_script_and_a_large_reply_do_not_block_each_other() -> None:
     text = "x" * (32 << 20)
-    # The noise comes while the script is still being read by nobody: the reply flows at once.
     reply = LocalShell().run(
         f"section size sh -c 'head -c 9000000 /dev/zero | tr \"\\0\" a'\nv={quote(text)}\nemit n 0 ${{#v}}"
     )

@@ -169,7 +169,8 @@ def test_setup_lines_that_fail_answer_nothing_and_say_why(
     script = compose(f": >{quote(str(ran))}\nsection t true", remote_setup=setup.replace("RAN", quote(str(ran))))
     reply = run_script(words, script)
     assert (reply.sections, reply.complete) == ((), False)
-    assert reply.noise and why in reply.noise
+    assert reply.noise
+    assert why in reply.noise
     assert not ran.exists()
 
 

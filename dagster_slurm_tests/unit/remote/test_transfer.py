@@ -134,12 +134,12 @@ def test_links_that_lead_outside_are_refused_by_name(tmp_path: Path, target: str
     source.mkdir()
     (source / "inside").write_text("x")
     (source / "link").symlink_to(target.format(source=source))
-    with pytest.raises(ConfigurationError, match="link .*source/link leads to"):
+    with pytest.raises(ConfigurationError, match=r"link .*source/link leads to"):
         pack(source)
 
 
 def test_what_cannot_be_carried_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="missing.py"):
+    with pytest.raises(ConfigurationError, match=r"missing\.py"):
         pack(tmp_path / "missing.py")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigurationError, match="pipe is neither"):
