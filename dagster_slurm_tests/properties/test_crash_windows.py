@@ -1,0 +1,81 @@
+"""Every crash window, one after the other: a commit that dies, is suspended, or loses its reply at each of its steps.
+
+Then another process acts, the suspended commit goes on, what was late arrives, and the intent must hold exactly.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from dagster_slurm.allocations.intent import WorkerIntent
+from dagster_slurm.errors import LockTimeout, RemoteError
+from dagster_slurm_tests.properties.test_reconcile_machine import ReconcileMachine
+
+LONGEST_COMMIT = 30
+SCENARIOS = {
+    "grow from nothing": (0, 3, []),
+    "grow, one answer lost": (1, 3, ["lost"]),
+    "grow, one late": (0, 2, ["late", "ok"]),
+    "grow, one refused": (0, 3, ["ok", "refused"]),
+    "grow, nothing came of it": (0, 2, ["nothing"]),
+    "shrink": (3, 1, []),
+    "to nothing": (2, 0, []),
+}
+
+
+class Windows(ReconcileMachine):
+    """The state machine's world and invariants, driven by hand."""
+
+    def check(self) -> None:
+        """Every invariant that holds at any moment."""
+        self.never_more_than_asked_for()
+        self.every_job_is_known_to_the_ledger()
+        self.deadlines_never_move()
+        self.silence_is_not_an_end()
+
+    def act(self, count: int) -> None:
+        """A call of a process that meets no fault of its own."""
+        self.bound = max(len(self.counted()), count, *self.paused_counts)
+        try:
+            self.call(WorkerIntent("w", count, drain_timeout=30))
+        except (RemoteError, LockTimeout):
+            pass
+        self.check()
+
+
+@pytest.mark.parametrize("kind", ["die", "pause", "lose"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("waited_seconds", [0, 80])
+def test_intent_holds_after_a_fault_at_every_step(kind: str, scenario: str, waited_seconds: int) -> None:
+    first, second, answers = SCENARIOS[scenario]
+    orders = (True, False) if "late" in answers else (True,)
+    for step, late_first in itertools.product(range(LONGEST_COMMIT), orders):
+        world = Windows()
+        world.create()
+        world.act(first)
+        for job in list(world.scheduler.jobs)[: 1 + first // 2]:
+            world.site.start_job(job)
+        made = len(world.site.steps)
+        world.reconcile(count=second, fault=(kind, step), submissions=list(answers), pending_timeout=None)
+        world.check()
+        reached = len(world.site.steps) - made >= step
+        world.time_passes(waited_seconds)
+        world.act(second)
+        if late_first:
+            world.late_submissions_arrive()
+            world.check()
+        # The suspended commit may still do what it was asked for, and nothing that would go beyond it.
+        world.bound = max(len(world.counted()), second)
+        world.site.wake()
+        world.paused_counts.clear()
+        world.check()
+        for job in list(world.scheduler.jobs):
+            world.site.start_job(job)
+            world.check()
+        world.act(second)
+        world.after_the_faults_the_intent_holds(second)
+        world.check()
+        if not reached:
+            break
