@@ -211,13 +211,38 @@ class Observer:
 # -- faults ------------------------------------------------------------------------------------------
 
 
-def killed_at(checkpoint: str, *, occurrence: int = 1) -> str:
-    """Fault lines: the script's shell is killed when it comes to a step for the n-th time."""
+def at_step(checkpoint: str, occurrence: int, action: str) -> str:
+    """Fault lines: a commit script does ``action`` when it comes to a step for the n-th time."""
     return (
         "fault_seen=0\n"
         f'checkpoint() {{ [ "$1" = {checkpoint} ] || return 0; fault_seen=$((fault_seen + 1)); '
-        f'[ "$fault_seen" -ne {occurrence} ] || kill -9 $$; }}\n'
+        f'[ "$fault_seen" -ne {occurrence} ] || {{ {action}; }}; }}\n'
     )
+
+
+class Kill:
+    """The shell of one commit script is killed at one of its steps.
+
+    Args:
+        directory: For its files; made here, must be reachable by the job user.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir()
+        directory.chmod(0o777)
+        self._marker = directory / "killed"
+
+    @property
+    def happened(self) -> bool:
+        return self._marker.exists()
+
+    def at(self, checkpoint: str, *, occurrence: int = 1) -> str:
+        """Fault lines: once, and the client can go on."""
+        return at_step(checkpoint, occurrence, f"mkdir {self._marker} 2>/dev/null && kill -9 $$")
+
+    def with_client_at(self, checkpoint: str, *, occurrence: int = 1) -> str:
+        """Fault lines: from then on this client's scripts end at once, as if the client had died as well."""
+        return f"[ ! -e {self._marker} ] || exit 7\n" + self.at(checkpoint, occurrence=occurrence)
 
 
 class Pause:
@@ -230,17 +255,13 @@ class Pause:
 
     def at(self, checkpoint: str, *, occurrence: int = 1) -> str:
         """Fault lines: the commit script stops itself with SIGSTOP at a step."""
-        return (
-            "fault_seen=0\n"
-            f'checkpoint() {{ [ "$1" = {checkpoint} ] || return 0; fault_seen=$((fault_seen + 1)); '
-            f'[ "$fault_seen" -ne {occurrence} ] || {self.stop()}; }}\n'
-        )
+        return at_step(checkpoint, occurrence, self.stop())
 
     def stop(self) -> str:
         """One shell command that stops the script's own shell, once."""
         return (
-            f'{{ [ -e {self._directory}/pid ] || {{ echo $$ >{self._directory}/pid.$$; '
-            f'mv {self._directory}/pid.$$ {self._directory}/pid; kill -STOP $$; }}; }}'
+            f"[ -e {self._directory}/pid ] || {{ echo $$ >{self._directory}/pid.$$; "
+            f"mv {self._directory}/pid.$$ {self._directory}/pid; kill -STOP $$; }}"
         )
 
     def wait(self) -> str:
@@ -290,6 +311,12 @@ def place(box: SlurmBox, fresh_base: Path) -> Iterator[Place]:
 def observer(box: SlurmBox, place: Place) -> Observer:
     """Looks at the session of ``place``; counts submissions from now on."""
     return Observer(box, place)
+
+
+@pytest.fixture
+def kill(fresh_base: Path) -> Kill:
+    """A kill whose files the job user can reach."""
+    return Kill(fresh_base / "kill")
 
 
 @pytest.fixture

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from dagster_slurm_tests.sessions import observer, pause, place
+import pytest
 
-__all__ = ["observer", "pause", "place"]
+from dagster_slurm_tests.sessions import kill, observer, pause, place
+
+__all__ = ["kill", "observer", "pause", "place"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: a further repetition; left out of the short run with -m 'not slow'")

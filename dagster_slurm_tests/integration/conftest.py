@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from dagster_slurm_tests.sessions import observer, pause, place
+from dagster_slurm_tests.sessions import kill, observer, pause, place
 
-__all__ = ["observer", "pause", "place"]
+__all__ = ["kill", "observer", "pause", "place"]
