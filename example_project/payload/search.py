@@ -129,7 +129,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--costs", type=int, default=8, help="how many values of C")
     parser.add_argument("--gammas", type=int, default=6, help="how many values of gamma")
     parser.add_argument("--folds", type=int, default=5, help="parts of one cross-validation")
-    parser.add_argument("--repeats", type=int, default=3, help="cross-validations per task: the task's size")
+    parser.add_argument("--repeats", type=int, default=2, help="cross-validations per task: the task's size")
     parser.add_argument("--samples", type=int, default=None, help="images to use; all when left out")
     parser.add_argument(
         "--directory",

@@ -14,7 +14,7 @@ from trials import Outcome, grid
 
 
 def outcomes(costs: int, gammas: int, scores: list[float]) -> list[Outcome]:
-    tasks = grid(costs, gammas, folds=5, repeats=3, samples=None)
+    tasks = grid(costs, gammas, folds=5, repeats=2, samples=None)
     return [
         Outcome(task, score=scores[n % len(scores)], spread=0.01, cpu_seconds=0.5, slurm_job_id=str(n % 3), node="n1")
         for n, task in enumerate(tasks)
