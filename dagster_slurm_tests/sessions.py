@@ -149,7 +149,9 @@ class Observer:
         self._log = box.directory / "log" / "slurmctld.log"
         self._mark = self._log.stat().st_size
 
-    def queue(self, *, name: str | None = None, states: str = "PENDING,CONFIGURING,RUNNING,SUSPENDED") -> dict[str, str]:
+    def queue(
+        self, *, name: str | None = None, states: str = "PENDING,CONFIGURING,RUNNING,SUSPENDED"
+    ) -> dict[str, str]:
         """State of each job of the session's name, by job id; by default those that are pending or run."""
         name = self._place.job_name if name is None else name
         listing = ["squeue", "--noheader", f"--states={states}", f"--name={name}", "--format=%A %T"]
@@ -238,11 +240,19 @@ class Kill:
 
     def at(self, checkpoint: str, *, occurrence: int = 1) -> str:
         """Fault lines: once, and the client can go on."""
-        return at_step(checkpoint, occurrence, f"mkdir {self._marker} 2>/dev/null && kill -9 $$")
+        return at_step(checkpoint, occurrence, self.command())
 
     def with_client_at(self, checkpoint: str, *, occurrence: int = 1) -> str:
         """Fault lines: from then on this client's scripts end at once, as if the client had died as well."""
-        return f"[ ! -e {self._marker} ] || exit 7\n" + self.at(checkpoint, occurrence=occurrence)
+        return self.dead_client() + self.at(checkpoint, occurrence=occurrence)
+
+    def command(self) -> str:
+        """The shell command that does it, once."""
+        return f"{{ mkdir {self._marker} 2>/dev/null && kill -9 $$; }}"
+
+    def dead_client(self) -> str:
+        """A fault line: once the kill has happened, a script ends at once."""
+        return f"[ ! -e {self._marker} ] || exit 7\n"
 
 
 class Pause:
