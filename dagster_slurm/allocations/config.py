@@ -46,7 +46,7 @@ INHERIT: Final = Inherit.INHERIT
 """A field that was left out: the base shape's value is taken. None instead clears it."""
 
 _T = TypeVar("_T")
-Inheritable: TypeAlias = "_T | Literal[Inherit.INHERIT] | None"
+Inheritable: TypeAlias = _T | Literal[Inherit.INHERIT] | None
 
 
 def _resources(value: Any) -> Any:

@@ -40,16 +40,17 @@ def plain_text(value: object, field: str) -> str:
 
 
 def job_name(value: object, field: str) -> str:
-    """A job name that squeue's and scancel's name filters match as one name: they split at commas.
+    """A job name that Slurm gives back as it got it and whose name filters match it as one name.
+
+    squeue's and scancel's filters split at commas; accounting writes another character for a double quote (measured).
 
     Raises:
         ConfigurationError: it is no such name; names `field`.
     """
     text = plain_text(value, field)
-    if "," in text or text != text.strip():
+    if "," in text or '"' in text or text != text.strip():
         raise ConfigurationError(
-            f"{value!r} holds a comma or outer blanks; Slurm's name filter splits it.",
-            field=field,
+            f"{value!r} holds a comma, a double quote or outer blanks, which Slurm does not keep or match.", field=field
         )
     return text
 

@@ -80,7 +80,7 @@ def parse_submission(status: int, stdout: str, stderr: str) -> Submitted | Refus
     found = _job_ids(stdout)
     if status == 0:
         return found[0] if len(found) == 1 else Ambiguous(printed)
-    if not_started(status):
+    if not_started(status) and not found:
         return Refused(printed)
     reason = stderr.strip() or stdout.strip()
     if found or not ran(status) or not reason or names_communication_failure(printed):
