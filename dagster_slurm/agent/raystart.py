@@ -25,6 +25,8 @@ SOCKET_PATH_BYTES = 107
 RANDOM_NAME_BYTES = 8
 START_NAME_BYTES = 3
 
+STACK_LINE = re.compile(r"\(\+0x[0-9a-f]+\) \[0x")
+
 LABEL_VALUE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")
 
 
@@ -64,7 +66,7 @@ def ray_command(
         client_port: A free port for the Ray client's server of a head; None where Ray would not start one.
         extra: The user's options, last, so that they win.
     """
-    # Worker ports 0: chosen by the system. Ray's fixed ranges collide when a host has several Ray nodes.
+    # Ports 0: chosen by the system. Ray's fixed ports collide when a host has several Ray nodes.
     command = [
         python,
         "-u",
@@ -89,6 +91,7 @@ def ray_command(
         f"--object-store-memory={share.object_store_bytes}",
         "--min-worker-port=0",
         "--max-worker-port=0",
+        "--dashboard-agent-listen-port=0",
         "--disable-usage-stats",
         "--labels=" + ",".join(f"{name}={value}" for name, value in labels.items()),
     ]
@@ -154,15 +157,19 @@ def make_private_directory(environ: Mapping[str, str], slurm_job_id: str) -> str
 
 
 def log_tails(temp_dir: str, *, lines: int = 15) -> str:
-    """Last lines of Ray's own logs below a temp dir, for the job's log after a failure; empty without any."""
+    """Last lines of Ray's own logs below a temp dir, for the job's log after a failure; empty without any.
+
+    Lines of a C++ stack are left out: they hide the sentence above them.
+    """
     folder = os.path.join(temp_dir, "session_latest", "logs")
     parts = []
     for name in ("gcs_server.err", "gcs_server.out", "raylet.err", "raylet.out"):
         try:
             with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as stream:
-                tail = stream.read()[-4000:].splitlines()[-lines:]
+                read = stream.read()[-16000:].splitlines()
         except OSError:
             continue
+        tail = [line for line in read if line.strip() and not STACK_LINE.search(line)][-lines:]
         if tail:
             parts.append("\n".join([f"--- {name}", *tail]))
     return "\n".join(parts)

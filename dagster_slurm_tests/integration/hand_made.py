@@ -21,7 +21,7 @@ MARK = "TEST_OF_AGENT_MARK"
 GIBIBYTE = 1024**3
 
 
-def wait_for(what: str, condition: Callable[[], Any], limit_seconds: float = 90.0) -> Any:
+def wait_for(what: str, condition: Callable[[], Any], limit_seconds: float = 180.0) -> Any:
     """Poll until the condition gives something true; AssertionError naming ``what`` at the limit."""
     deadline = time.monotonic() + limit_seconds
     while not (found := condition()):

@@ -16,7 +16,7 @@ import pytest
 
 from dagster_slurm_tests.integration.hand_made import HandMadeSession, read_json, wait_for
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 HEAD, FIRST, SECOND, NEXT_HEAD = "1", "2", "3", "4"
 

@@ -70,7 +70,7 @@ def test_O_8_a_workers_command_line_fixes_no_port() -> None:
     assert "--address=10.0.0.1:6379" in words
     assert "--head" not in words
     ports = [word for word in words if word.startswith("--") and "port" in word]
-    assert ports == ["--min-worker-port=0", "--max-worker-port=0"]
+    assert ports == ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
 
 
 def test_a_head_without_the_client_server_gets_no_port_for_it() -> None:
@@ -155,6 +155,8 @@ def test_log_tails_hold_the_last_lines(tmp_path: Path) -> None:
     (logs / "raylet.err").write_text("\n".join(str(number) for number in range(100)))
     text = log_tails(str(tmp_path), lines=2)
     assert text == "--- raylet.err\n98\n99"
+    (logs / "raylet.err").write_text("why\n/opt/raylet(+0x699188) [0x562a05114188] std::function<>()\n\n")
+    assert log_tails(str(tmp_path)) == "--- raylet.err\nwhy"
     assert log_tails(str(tmp_path / "nothing")) == ""
 
 
