@@ -14,7 +14,7 @@ from trials import Outcome, Trial
 INLINE_LIMIT = 980
 """Characters of Markdown that Dagster's asset page shows without a click (measured on Dagster 1.13)."""
 
-_SHADES = ("edf", "bdf", "8ad", "46b", "137")
+_SHADES = ("def", "bdf", "8ad", "46b", "137")
 _SHOWN_RANGE = 0.03  # accuracies this far below the best all get the palest shade
 
 

@@ -108,7 +108,7 @@ def publish(outcomes: Sequence[Outcome], reused: int, directory: Path, pipes: Pi
     pipes.report_asset_materialization(
         metadata={
             "best_parameters": f"C = {best.trial.cost:g}, gamma = {best.trial.gamma:g}",
-            "best_score": best.score,
+            "best_score": round(best.score, 5),
             "tasks": len(outcomes),
             "tasks_reused": reused,
             "allocations_used": len({o.slurm_job_id for o in outcomes if o.slurm_job_id is not None}),
