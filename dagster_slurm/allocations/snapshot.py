@@ -13,6 +13,7 @@ from dagster_slurm.allocations.config import EffectiveShape
 from dagster_slurm.allocations.ledger import HEAD, WORKER, AllocationRecord, Ledger
 from dagster_slurm.allocations.observation import Observation, Report
 from dagster_slurm.slurm.replies import ListedJob
+from dagster_slurm.slurm.reasons import ReasonCategory, reason_category
 from dagster_slurm.slurm.states import StateClass
 from dagster_slurm.slurm.tres import gpus_per_node_requested, parse_tres, total_gpus
 
@@ -26,6 +27,7 @@ class AllocationSnapshot:
         role: "head", "successor", "worker" or "predecessor".
         state: Slurm's word, or the final state, or "ENDED"; None when it could not be observed.
         reason: Why it is pending, Slurm's own text.
+        reason_category: What kind of reason that is; None when it is not pending or gave no reason.
         committed: True when pending or running, False when ended, None when unknown.
         time_left_seconds: The scheduler's remaining walltime while it runs; None without a limit.
         time_limit_seconds: The job's time limit as the scheduler has it now.
@@ -50,6 +52,7 @@ class AllocationSnapshot:
     role: str
     state: str | None = None
     reason: str | None = None
+    reason_category: ReasonCategory | None = None
     committed: bool | None = None
     time_left_seconds: int | None = None
     time_limit_seconds: int | None = None
@@ -111,6 +114,53 @@ class SessionSnapshot:
         if key is None:
             return tuple(a for a in self.allocations if a.role == WORKER)
         return tuple(a for a in self.allocations if a.intent == key)
+
+    def to_json(self) -> dict[str, Any]:
+        """The snapshot as plain JSON values; ``from_json`` gives an equal one back."""
+        document = attrs.asdict(self, recurse=False)
+        document["allocations"] = [_allocation_to_json(a) for a in self.allocations]
+        document["head"] = _allocation_to_json(self.head)
+        document["successor"] = None if self.successor is None else _allocation_to_json(self.successor)
+        document["unrecorded"], document["not_observed"] = list(self.unrecorded), list(self.not_observed)
+        document["ray_demand"] = None if self.ray_demand is None else [dict(item) for item in self.ray_demand]
+        return document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> SessionSnapshot:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            TypeError: a field is missing or not known.
+        """
+        demand, successor = document["ray_demand"], document["successor"]
+        read = {
+            "allocations": tuple(_allocation_from_json(item) for item in document["allocations"]),
+            "head": _allocation_from_json(document["head"]),
+            "successor": None if successor is None else _allocation_from_json(successor),
+            "unrecorded": tuple(document["unrecorded"]),
+            "not_observed": tuple(document["not_observed"]),
+            "ray_demand": None if demand is None else tuple(demand),
+        }
+        return cls(**{**document, **read})
+
+
+def _allocation_to_json(allocation: AllocationSnapshot) -> dict[str, Any]:
+    category = allocation.reason_category
+    return {
+        **attrs.asdict(allocation, recurse=False),
+        "nodes": list(allocation.nodes),
+        "ray_nodes": None if allocation.ray_nodes is None else dict(allocation.ray_nodes),
+        "reason_category": None if category is None else category.value,
+    }
+
+
+def _allocation_from_json(document: Mapping[str, Any]) -> AllocationSnapshot:
+    category = document["reason_category"]
+    read = {
+        "nodes": tuple(document["nodes"]),
+        "reason_category": None if category is None else ReasonCategory(category),
+    }
+    return AllocationSnapshot(**{**document, **read})
 
 
 def build_snapshot(ledger: Ledger, observation: Observation) -> SessionSnapshot:
@@ -176,6 +226,7 @@ def _describe(
         role=_role(record, ledger),
         state=condition.state,
         reason=live_row.reason if live_row is not None and condition.pending else None,
+        reason_category=reason_category(live_row.reason) if live_row is not None and condition.pending else None,
         committed=_committed(condition),
         time_left_seconds=live_row.time_left_seconds if live_row is not None and running else None,
         time_limit_seconds=None if live_row is None else live_row.time_limit_seconds,
