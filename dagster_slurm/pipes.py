@@ -38,6 +38,11 @@ class FedMessageReader(dg.PipesMessageReader):
         self._handler = handler
         yield {"path": self._path}
 
+    @property
+    def expected_writer_count(self) -> int:
+        """See PipesMessageReader, whose own property warns that it is a preview."""
+        return 1
+
     def no_messages_debug_text(self) -> str:
         """See PipesMessageReader."""
         return (

@@ -20,7 +20,7 @@ from dagster_slurm.resource_options import (
 )
 from dagster_slurm.run_result import SlurmRunResult
 from dagster_slurm.session.session import AllocationSession
-from dagster_slurm.step import StepContext
+from dagster_slurm.step import StepContext, op_context
 from dagster_slurm.step_run import Drive, run_payload
 
 
@@ -106,7 +106,7 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
             SessionRecordsLost: its jobs live but its records are gone.
             RemoteError: the login node could not be asked, or the scheduler did not answer.
         """
-        return self._process_sessions().get(context.run.run_id)
+        return self._process_sessions().get(op_context(context).run.run_id)
 
     def attach_session(self, run: dg.DagsterRun | str) -> AllocationSession:
         """The session of a run, if there is one; submits nothing. For checks, sensors and scripts.

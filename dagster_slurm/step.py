@@ -12,7 +12,7 @@ from dagster._core.events import EngineEventData
 from dagster_slurm.metadata import attached_policies
 from dagster_slurm.policy import Policy
 
-StepContext: TypeAlias = "dg.AssetExecutionContext | dg.OpExecutionContext"
+StepContext: TypeAlias = "dg.AssetExecutionContext | dg.AssetCheckExecutionContext | dg.OpExecutionContext"
 
 
 @attrs.frozen(kw_only=True)
@@ -37,7 +37,12 @@ class Step:
         return self.name if self.asset_key is None else self.asset_key.to_user_string()
 
 
-def step_of(context: StepContext) -> Step:
+def op_context(context: StepContext) -> dg.OpExecutionContext:
+    """The context below an asset's or check's: it has everything, without deprecations."""
+    return context if isinstance(context, dg.OpExecutionContext) else context.op_execution_context
+
+
+def step_of(context: dg.OpExecutionContext) -> Step:
     """Read the step from its context."""
     mapping_key = context.get_mapping_key()
     name = str(context.op_handle) + (f"[{mapping_key}]" if mapping_key else "")
@@ -51,7 +56,7 @@ def step_of(context: StepContext) -> Step:
     return Step(name=name, asset_key=asset_key, partition_key=_partition(context), policy=policy)
 
 
-def _partition(context: StepContext) -> str | None:
+def _partition(context: dg.OpExecutionContext) -> str | None:
     # A run over a range of partitions has several keys, and no single one to name.
     if not context.has_partition_key or context.has_partition_key_range:
         return None
@@ -61,7 +66,7 @@ def _partition(context: StepContext) -> str | None:
 class StepEvents:
     """Records of a step in its run's event log: observations of the asset, or plain events in an op."""
 
-    def __init__(self, context: StepContext, step: Step) -> None:
+    def __init__(self, context: dg.OpExecutionContext, step: Step) -> None:
         self._context = context
         self._step = step
 
@@ -76,7 +81,7 @@ class StepEvents:
             )
             self._context.log_event(observation)
         else:
-            report_run_event(self._context.instance, self._context.run, sentence, metadata, self._context.op_handle)
+            report_run_event(self._context.instance, self._context.run, sentence, metadata, self._step.name)
 
 
 def report_run_event(
@@ -84,12 +89,12 @@ def report_run_event(
     run: dg.DagsterRun,
     sentence: str,
     metadata: Mapping[str, dg.MetadataValue[Any]],
-    op_handle: object = None,
+    step_key: str | None = None,
 ) -> None:
     """Add an event with metadata to a run's log. Dagster has no public way to do that; this is the one call site."""
     instance.report_engine_event(
         sentence,
         dagster_run=run,
         engine_event_data=EngineEventData(metadata=metadata),
-        step_key=None if op_handle is None else str(op_handle),
+        step_key=step_key,
     )

@@ -17,7 +17,7 @@ from dagster_slurm.recording import Recorder
 from dagster_slurm.remote.transfer import pack
 from dagster_slurm.run_loop import PayloadRun, new_payload_id
 from dagster_slurm.run_result import SlurmRunResult
-from dagster_slurm.step import StepContext, StepEvents, step_of
+from dagster_slurm.step import StepContext, StepEvents, op_context, step_of
 from dagster_slurm.ticks import DrivenSession, Driver, Ticker
 
 LEAST_INTERVAL_SECONDS = 5.0
@@ -74,8 +74,9 @@ class Sessions(Protocol):
     def note_interrupt(self) -> None: ...
 
 
-def run_payload(context: StepContext, sessions: Sessions, drive: Drive) -> SlurmRunResult:
+def run_payload(step_context: StepContext, sessions: Sessions, drive: Drive) -> SlurmRunResult:
     """See ``SlurmComputeResource.run``."""
+    context = op_context(step_context)
     try:
         return _run(context, sessions.get(context.run.run_id), drive)
     except Exception:
@@ -86,7 +87,7 @@ def run_payload(context: StepContext, sessions: Sessions, drive: Drive) -> Slurm
         raise
 
 
-def _run(context: StepContext, session: DrivenSession, drive: Drive) -> SlurmRunResult:
+def _run(context: dg.OpExecutionContext, session: DrivenSession, drive: Drive) -> SlurmRunResult:
     step = step_of(context)
     recorder = Recorder(StepEvents(context, step))
     driver = Driver(
@@ -128,7 +129,7 @@ def _run(context: StepContext, session: DrivenSession, drive: Drive) -> SlurmRun
     )
 
 
-def _wanted_by(context: StepContext) -> Callable[[], str | None]:
+def _wanted_by(context: dg.OpExecutionContext) -> Callable[[], str | None]:
     """A run can be marked as ended while its step process lives on; such a step submits nothing more."""
     instance, run_id = context.instance, context.run.run_id
 

@@ -245,7 +245,7 @@ def _wanted(intents: Sequence[WorkerIntent]) -> str:
 
 def _done(result: ReconcileResult) -> str:
     parts = [
-        f"{word} {_listed(jobs)}"
+        f"{word} job{'' if len(jobs) == 1 else 's'} {_listed(jobs)}"
         for word, jobs in (
             ("submitted", result.submitted),
             ("found again", result.recovered),
@@ -254,7 +254,8 @@ def _done(result: ReconcileResult) -> str:
         )
         if jobs
     ]
-    done = f"{'; '.join(parts).capitalize()}." if parts else "Nothing to do."
+    text = "; ".join(parts)
+    done = f"{text[0].upper()}{text[1:]}." if parts else "Nothing to do."
     return f"{done} Held back: {result.held_back}" if result.held_back else done
 
 
