@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from dagster_slurm_tests.cluster.errors import BoxError
 from example_project.demo.errors import DemoError, Stopped
 from example_project.demo.session import Demo, DemoOptions
 from example_project.demo.state import only_demo
@@ -50,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         with only_demo(options.directory):
             problems = Demo(options).run()
-    except DemoError as problem:
+    except (DemoError, BoxError) as problem:
         print(f"\nThe demo failed: {problem}", file=sys.stderr)
         return 1
     except Stopped as reason:

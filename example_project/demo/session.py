@@ -91,7 +91,10 @@ class Demo:
         with ExitStack() as cleanup:
             cleanup.callback(self._check_nothing_left, state)
             cleanup.callback(self._stop_box, state)
-            self._say("Starting a Slurm of its own: munge, database, controller, nodes, sshd ...")
+            self._say(
+                "Starting a Slurm of its own: munge, database, controller, nodes, sshd. The first time on a machine"
+            )
+            self._say(f"this installs packages and Ray and takes some minutes; see {self._logs / 'slurm.log'}.")
             box = start_box(state.box_directory, self._logs / "slurm.log")
             cleanup.callback(self._stop_dagster)
             self._say("Slurm is up. Starting Dagster's webserver and daemon ...")
