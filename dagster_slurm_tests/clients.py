@@ -19,14 +19,13 @@ class Client:
     Args:
         place: The session.
         faults: Shell lines that every one of its scripts runs first.
-        port: A relay's port; None for the login node itself.
     """
 
-    def __init__(self, place: Place, *, faults: str = "", port: int | None = None) -> None:
+    def __init__(self, place: Place, *, faults: str = "") -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "dagster_slurm_tests.clients"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        self._send((place, faults, port))
+        self._send((place, faults))
 
     def __enter__(self) -> Client:
         return self
@@ -75,8 +74,8 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
         pickle.dump(value, answers)
         answers.flush()
 
-    place, faults, port = pickle.load(requests)
-    shell = place.shell(faults=faults, port=port)
+    place, faults = pickle.load(requests)
+    shell = place.shell(faults=faults)
     shell.run(":")
     session = place.session_on(shell)
     answer("connected")

@@ -30,6 +30,8 @@ HELD = SlurmWorkerAllocationConfig(extra_options=("--hold",))
 _SMALL = EffectiveShape(partition="cpu", cpus_per_task=1, mem="100M", time_limit="00:10:00")
 _SMALL_HELD = attrs.evolve(_SMALL, extra_options=("--hold",))
 
+_LIVE = "PENDING,CONFIGURING,RUNNING,SUSPENDED"
+
 # Stands in for Python with Ray where a test needs none: stays until it is told to end, as an agent would.
 # STUB_IGNORES_DRAIN (from the session's setup lines) makes it one whose work never ends.
 _STUB = """#!/bin/sh
@@ -85,10 +87,15 @@ class Place:
         values = {"python": self.python, **self.limits, **limits}
         return SessionSettings(session_id=self.session_id, session_dir=str(self.directory), **values)
 
-    def shell(self, *, faults: str = "", slurm_bin: str | None = None, port: int | None = None) -> SshShell:
+    def shell(self, *, faults: str = "", slurm_bin: str | None = None) -> SshShell:
         """A connection of its own. ``faults`` are shell lines that every script runs first."""
-        address = self.address if port is None else attrs.evolve(self.address, port=port)
-        return SshShell(address, f"{self.remote_setup}\n{faults}", slurm_bin or self.slurm_bin)
+        return SshShell(self.address, f"{self.remote_setup}\n{faults}", slurm_bin or self.slurm_bin)
+
+    def reached_through(self, port: int, known_hosts: Path) -> Place:
+        """The same place behind a relay; ``known_hosts`` is written with the login node's key for its port."""
+        _, _, key = Path(str(self.address.known_hosts)).read_text().partition(" ")
+        known_hosts.write_text(f"[{self.address.host}]:{port} {key}")
+        return attrs.evolve(self, address=attrs.evolve(self.address, port=port, known_hosts=str(known_hosts)))
 
     def spec(self, *, head: EffectiveShape = _SMALL_HELD, worker: EffectiveShape = _SMALL) -> SessionSpec:
         return SessionSpec(settings=self.settings(), remote_base=self.base, head=head, worker=worker)
@@ -101,11 +108,9 @@ class Place:
         """Create the session with a head that runs."""
         return self.create(head=_SMALL)
 
-    def open(
-        self, *, faults: str = "", slurm_bin: str | None = None, port: int | None = None, **limits: Any
-    ) -> AllocationSession:
+    def open(self, *, faults: str = "", slurm_bin: str | None = None, **limits: Any) -> AllocationSession:
         """Another client of the session, without any remote command."""
-        return self.session_on(self.shell(faults=faults, slurm_bin=slurm_bin, port=port), **limits)
+        return self.session_on(self.shell(faults=faults, slurm_bin=slurm_bin), **limits)
 
     def session_on(self, shell: SshShell, **limits: Any) -> AllocationSession:
         """A client of the session that uses this connection."""
@@ -164,9 +169,11 @@ class Observer:
 
     def tokens(self) -> list[str]:
         """Token in the comment of each job that is pending or runs, the head's included."""
-        states = "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED"
-        listing = ["squeue", "--noheader", states, f"--name={self._place.job_name}", "--format=%k"]
-        return [line.split()[-1] for line in self._box.run(listing).stdout.splitlines()]
+        return [line.split()[-1] for line in self._list("%k")]
+
+    def _list(self, form: str) -> list[str]:
+        listing = ["squeue", "--noheader", f"--states={_LIVE}", f"--name={self._place.job_name}", f"--format={form}"]
+        return self._box.run(listing).stdout.splitlines()
 
     def mark(self) -> None:
         """Count submissions from here on."""
@@ -253,6 +260,11 @@ class Kill:
     def dead_client(self) -> str:
         """A fault line: once the kill has happened, a script ends at once."""
         return f"[ ! -e {self._marker} ] || exit 7\n"
+
+
+def clock_ahead(seconds: int) -> str:
+    """Fault lines: the login node's clock is ahead by this much."""
+    return f'date() {{ case $1 in +%s) echo $(($(command date +%s) + {seconds})) ;; *) command date "$@" ;; esac; }}\n'
 
 
 class Pause:

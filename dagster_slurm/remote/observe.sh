@@ -55,7 +55,7 @@ observe() {
     if [ -e "$session/allocation.json" ]; then
         section ledger cat "$session/allocation.json"
     elif [ -d "$session" ]; then
-        emit ledger 0 ''
+        emit ledger 4 'no ledger yet'
     else
         emit ledger 3 'no such session directory'
     fi

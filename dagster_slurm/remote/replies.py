@@ -15,7 +15,9 @@ from dagster_slurm.errors import LedgerDamaged, ReplyIncomplete, SessionNotFound
 from dagster_slurm.remote.frames import Reply
 from dagster_slurm.slurm.replies import Listing, parse_listing, parse_submission
 
+# Statuses of the ledger's section, apart from those of cat.
 NO_DIRECTORY_STATUS = 3
+NO_LEDGER_STATUS = 4
 
 
 def missing(reply: Reply, what: str, address: str) -> ReplyIncomplete:
@@ -45,14 +47,16 @@ def read_observation(reply: Reply, settings: SessionSettings, address: str) -> O
             field="SlurmComputeResource.remote_base",
             remedy="check remote_base and the run; a session's directory is made when its run first asks for it.",
         )
-    if stored.status != 0:
+    absent = stored.status == NO_LEDGER_STATUS
+    if stored.status != 0 and not absent:
         raise LedgerDamaged(f"{path} could not be read.", cluster_said=stored.text)
     listing = reply.section("listing")
     reports = _reports(reply)
     return Observation(
         login_clock=int(clock.text),
-        ledger=read_ledger(stored.body, path=path) if stored.body else None,
-        ledger_sha256=hashlib.sha256(stored.body).hexdigest() if stored.body else NO_LEDGER,
+        # An empty file is a damaged ledger, not a missing one.
+        ledger=None if absent else read_ledger(stored.body, path=path),
+        ledger_sha256=NO_LEDGER if absent else hashlib.sha256(stored.body).hexdigest(),
         traces=_traces(reply),
         listing=Listing(answered=False, jobs=(), error=reply.noise or "no answer")
         if listing is None

@@ -119,9 +119,9 @@ class _Call:
                 self._pause_before(attempt)
                 continue
             outcome = self._record(observation, plan, request, answer)
-            if not any(answer.revoked.values()):
+            if not answer.revoked:
                 return outcome
-            # What was in doubt is settled now: there may be room for what was not decided because of it.
+            # What was in doubt is settled now, one way or the other: decide what was not decided because of it.
             self._refused += tuple(reason for reason in outcome.held_back if reason.code == "refused")
             observation = self._site.observe()
         plan = self._decide(observation)

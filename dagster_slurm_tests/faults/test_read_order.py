@@ -60,11 +60,8 @@ def test_look_between_the_steps_of_a_commit_leads_to_no_duplicate(
     observer.mark()
     gates = Gates(fresh_base / "gates")
     # The committing client dies after its commit, so that nothing but the commit itself tells of the job.
-    commit = (
-        kill.dead_client()
-        + gates.functions()
-        + f"checkpoint() {{ case $1 in {'|'.join(COMMIT_GATES)}) gate $1 ;; effects-done) {kill.command()} ;; esac; }}\n"
-    )
+    steps = f"{'|'.join(COMMIT_GATES)}) gate $1 ;; effects-done) {kill.command()} ;;"
+    commit = kill.dead_client() + gates.functions() + f"checkpoint() {{ case $1 in {steps} esac; }}\n"
     with ThreadPoolExecutor(2) as pool:
         committing = pool.submit(place.open(faults=commit).reconcile_workers, ONE)
         gates.reached(COMMIT_GATES[0])

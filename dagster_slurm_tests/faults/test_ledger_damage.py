@@ -1,0 +1,96 @@
+"""The ledger was cut, emptied, edited or written by a newer version: typed errors, and nothing is submitted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dagster_slurm.allocations.intent import WorkerIntent
+from dagster_slurm.errors import LedgerDamaged, LedgerTooNew, SessionError
+from dagster_slurm_tests.sessions import HELD, Observer, Pause, Place
+
+TWO = WorkerIntent("w", 2, HELD)
+
+
+def newer(content: bytes) -> bytes:
+    return json.dumps({**json.loads(content), "schema_version": 2}).encode()
+
+
+def other_type(content: bytes) -> bytes:
+    document = json.loads(content)
+    document["workers"][0]["drain_deadline"] = "soon"
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [
+        (lambda content: b"", LedgerDamaged),
+        (lambda content: content[:1], LedgerDamaged),
+        (lambda content: content[: len(content) // 2], LedgerDamaged),
+        (lambda content: content[:-3], LedgerDamaged),
+        (lambda content: bytes(len(content)), LedgerDamaged),
+        (lambda content: b"[]", LedgerDamaged),
+        (lambda content: b"\xff" + content[1:], LedgerDamaged),
+        (other_type, LedgerDamaged),
+        (newer, LedgerTooNew),
+    ],
+    ids=["empty", "one byte", "half", "end missing", "zeros", "no object", "not UTF-8", "wrong type", "newer"],
+)
+def test_unreadable_ledger_is_a_typed_error_and_stops_submissions(
+    place: Place, observer: Observer, damage: Callable[[bytes], bytes], error: type[SessionError]
+) -> None:
+    session = place.create()
+    session.reconcile_workers(WorkerIntent("w", 1, HELD))
+    jobs = observer.queue()
+    damaged = damage(observer.ledger_bytes())
+    (place.directory / "allocation.json").write_bytes(damaged)
+    observer.mark()
+    for call in (
+        session.inspect,
+        lambda: session.reconcile_workers(TWO),
+        lambda: session.add_worker_allocation(HELD),
+        place.create,
+    ):
+        with pytest.raises(error, match=r"allocation\.json"):
+            call()
+    assert observer.ledger_bytes() == damaged
+    assert observer.accepted() == []
+    assert observer.queue() == jobs
+
+
+def test_plan_made_before_a_hand_edit_is_refused(place: Place, observer: Observer, pause: Pause) -> None:
+    place.create().reconcile_workers(WorkerIntent("w", 1, HELD))
+    observer.mark()
+    with ThreadPoolExecutor(1) as pool:
+        growing = pool.submit(place.open(faults=pause.at("prepared")).reconcile_workers, TWO)
+        pause.reached()
+        edited = observer.ledger()
+        edited["workers"][0]["intent"] = "other"
+        edited["note"] = "by hand"
+        (place.directory / "allocation.json").write_text(json.dumps(edited))
+        pause.resume()
+        result = growing.result(timeout=60)
+    # Decided again from what was edited: none of the two is there yet.
+    assert len(result.submitted) == len(observer.accepted()) == 2
+    assert observer.ledger()["note"] == "by hand"
+    assert len(observer.recorded("other")) == 1
+    assert sorted(observer.recorded("w")) == sorted(result.submitted)
+
+
+def test_plan_made_before_damage_is_refused(place: Place, observer: Observer, pause: Pause) -> None:
+    place.create()
+    observer.mark()
+    with ThreadPoolExecutor(1) as pool:
+        growing = pool.submit(place.open(faults=pause.at("locked")).reconcile_workers, TWO)
+        pause.reached()
+        cut = observer.ledger_bytes()[:-20]
+        (place.directory / "allocation.json").write_bytes(cut)
+        pause.resume()
+        with pytest.raises(LedgerDamaged):
+            growing.result(timeout=60)
+    assert observer.accepted() == []
+    assert observer.ledger_bytes() == cut
