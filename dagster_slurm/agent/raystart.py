@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
 import json
 import os
 import re
+import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
 
 from .gcs import INSTANCE_LABEL, INTENT_LABEL, JOB_LABEL, NODE_LABEL
@@ -25,9 +29,19 @@ SOCKET_PATH_BYTES = 107
 RANDOM_NAME_BYTES = 8
 START_NAME_BYTES = 3
 
+LOCK_NAME = "lock"
+LEFT_OVER = re.compile(r"^ds-\d+-\w{8}$")
+
+#: A directory this young may belong to an agent that has not locked it yet.
+LEFT_OVER_SECONDS = 600.0
+
 STACK_LINE = re.compile(r"\(\+0x[0-9a-f]+\) \[0x")
 
 LABEL_VALUE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")
+
+
+#: Descriptors of the locks that this process holds until it ends.
+_locks: list[int | None] = []
 
 
 def label_value(text: str) -> str:
@@ -151,9 +165,43 @@ def make_private_directory(environ: Mapping[str, str], slurm_job_id: str) -> str
     parent = private_parent([environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm"], prefix)
     if parent is None:
         raise OSError("neither TMPDIR, /tmp, /var/tmp nor /dev/shm is writable and short enough for Ray's sockets")
+    remove_left_over_directories(parent)
     directory = tempfile.mkdtemp(prefix=prefix, dir=parent)
     os.chmod(directory, stat.S_IRWXU)
+    # Held open, and so locked, until this process ends.
+    _locks.append(lock(os.path.join(directory, LOCK_NAME)))
     return directory
+
+
+def lock(path: str) -> int | None:
+    """Lock a file for as long as this process lives; None when another process holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def remove_left_over_directories(parent: str) -> None:
+    """Remove what our own agents left here because they were killed: nobody holds the lock of such a directory."""
+    if not os.access(parent, os.R_OK):
+        return
+    for entry in os.scandir(parent):
+        if not LEFT_OVER.match(entry.name):
+            continue
+        with contextlib.suppress(OSError):
+            found = entry.stat(follow_symlinks=False)
+            ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+            if not ours or time.time() - found.st_mtime < LEFT_OVER_SECONDS:
+                continue
+            if not os.path.exists(os.path.join(entry.path, LOCK_NAME)):
+                continue
+            descriptor = lock(os.path.join(entry.path, LOCK_NAME))
+            if descriptor is not None:
+                shutil.rmtree(entry.path, ignore_errors=True)
+                os.close(descriptor)
 
 
 def log_tails(temp_dir: str, *, lines: int = 15) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,14 @@ from dagster_slurm.agent.raystart import (
     START_NAME_BYTES,
     installed_ray_version,
     label_value,
+    lock,
     log_tails,
     make_private_directory,
     node_labels,
     private_parent,
     ray_command,
     ray_environment,
+    remove_left_over_directories,
 )
 
 SHARE = RayShare(cpus=4, gpus=2, memory_bytes=1000, object_store_bytes=500)
@@ -121,7 +124,26 @@ def test_the_private_directory_is_only_ours_and_short_enough(tmp_path: Path) -> 
         assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
         assert len(directory) + len("/r9") + RAY_SOCKET_SUFFIX_BYTES <= SOCKET_PATH_BYTES
     finally:
-        os.rmdir(directory)
+        shutil.rmtree(directory)
+
+
+def test_only_what_a_killed_agent_left_is_removed(tmp_path: Path) -> None:
+    for name in ("ds-1-aaaaaaaa", "ds-2-bbbbbbbb", "ds-3-cccccccc", "ds-4-dddddddd", "ds-x-eeeeeeee"):
+        (tmp_path / name).mkdir()
+        if name != "ds-4-dddddddd":
+            (tmp_path / name / "lock").touch()
+    # A second descriptor is refused the lock even within one process.
+    held = lock(str(tmp_path / "ds-2-bbbbbbbb" / "lock"))
+    assert held is not None
+    try:
+        for path in tmp_path.iterdir():
+            if path.name != "ds-3-cccccccc":
+                os.utime(path, (0, 0))
+        remove_left_over_directories(str(tmp_path))
+        # Held, young, without a lock, and not ours by its name: all these stay.
+        assert sorted(path.name[:4] for path in tmp_path.iterdir()) == ["ds-2", "ds-3", "ds-4", "ds-x"]
+    finally:
+        os.close(held)
 
 
 def test_a_users_directory_is_taken_when_it_is_just_short_enough(tmp_path: Path) -> None:
