@@ -142,7 +142,8 @@ def _check_host_key(transport: paramiko.Transport, target: SshAddress, known: Kn
         f"{what}. It offered {key_type} {offered.fingerprint}. No user name, key or password was sent.",
         field=_FIELD + "known_hosts",
         remedy=f"Compare the fingerprint with the one that the site publishes for {target.host} "
-        f"({_FIELD}host, {_FIELD}port), then record the key in {target.known_hosts or '~/.ssh/known_hosts'}.",
+        f"({_FIELD}host, {_FIELD}port), then record the key: "
+        f"ssh-keyscan -p {target.port} {target.host} >> {target.known_hosts or '~/.ssh/known_hosts'}",
     )
 
 
@@ -167,7 +168,7 @@ def _log_in(
                 return
     tried = "; ".join(refusals) or "there was no key and no password to try"
     raise AuthenticationFailed(
-        f"{target} refused the login: {tried}.",
+        f"{target} refused the login: {tried.rstrip('.')}.",
         field=_FIELD + ("key_file" if password is None else "password"),
         remedy=f"Check {_FIELD}user and {_FIELD}key_file. Where the site asks for a second factor, run Dagster on the "
         "login node with the local shell.",

@@ -22,7 +22,9 @@ def open_socket(host: str, port: int, deadline: Deadline) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise HostUnreachable(
-            f"The host name {host} cannot be resolved: {error.strerror or error}.", field="SlurmComputeResource.host"
+            f"The host name {host} cannot be resolved: {error.strerror or error}.",
+            field="SlurmComputeResource.host",
+            remedy="Check the name; it has to resolve on the machine where Dagster runs.",
         ) from error
     reasons: list[str] = []
     for position, (family, kind, protocol, _, address) in enumerate(found):
