@@ -2,6 +2,8 @@
 # Parameters: session nonce expected new_sum observed_at job_name needs_controller even_if_closing
 #   lock_wait lock_stale effect_limit age_limit; functions prepare_submissions, mark_open, archive, effects, observe.
 
+# Files are made with printf: a failed redirection of `:` would end the whole shell.
+
 # Tests define a function of this name before the script to stop or kill it at one of its steps.
 command -v checkpoint >/dev/null 2>&1 || checkpoint() { :; }
 
@@ -41,7 +43,7 @@ abandoned() {
         holder_start=$(start_of "$5")
         [ "$holder_start" = "$6" ] || return 0
     fi
-    : >"probe.$nonce"
+    printf '' >"probe.$nonce"
     set -- $(stat -c %Y "probe.$nonce" "lock/owner.$lock_fields" 2>/dev/null)
     [ -n "${2-}" ] || return 1
     lock_age=$(($1 - $2))
@@ -51,8 +53,7 @@ abandoned() {
 # Prepared complete and renamed into place: the lock never exists without its owner. The reply to a rename can
 # be lost on a network filesystem, so look for one's own file. An empty directory is the leftover of a release.
 take_lock() {
-    mkdir "lock.$nonce" || return 2
-    : >"lock.$nonce/$owner" || return 2
+    said=$({ mkdir "lock.$nonce" && printf '' >"lock.$nonce/$owner"; } 2>&1) || return 2
     lock_until=$(($(date +%s) + lock_wait))
     while :; do
         mv -T "lock.$nonce" lock 2>/dev/null
@@ -171,14 +172,22 @@ effect_forget() {
 }
 
 effect_close() {
-    : >closing || skip closing
+    printf '' >closing || skip closing
     checkpoint closing-marked
+    controller_answers || { skip cancel; return; }
     cancel_said=$(timeout -k 2 12 scancel --name="$job_name" --user="$user_name" 2>&1 </dev/null)
     note "cancelled $? $cancel_said"
 }
 
+# Costs a few milliseconds, or two seconds when the controller is dead or hangs; a command costs ten then.
+controller_answers() {
+    pinged=$(timeout -k 1 2 scontrol ping 2>&1 </dev/null)
+    case $pinged in *' is UP'*) return 0 ;; esac
+    return 1
+}
+
 put_in_place() {
-    mark_open && archive && checkpoint before-ledger && [ -e "lock/$owner" ] || return 1
+    [ -e "lock/$owner" ] || return 1
     # A network filesystem can lose the reply to a rename that succeeded.
     mv -T "prepared.$nonce" allocation.json 2>/dev/null || [ "$(ledger_sum)" = "$new_sum" ]
 }
@@ -190,10 +199,7 @@ no such session directory"; return; }
     user_name=$(id -un)
     stop=none
     name_owner
-    if [ "$needs_controller" = yes ]; then
-        pinged=$(timeout -k 1 2 scontrol ping 2>&1 </dev/null)
-        case $pinged in *UP*) ;; *) refuse scheduler_silent "$pinged"; return ;; esac
-    fi
+    if [ "$needs_controller" = yes ] && ! controller_answers; then refuse scheduler_silent "$pinged"; return; fi
     # Written and synced under its own name before the lock is taken, never created a second time.
     said=$(printf '%s' "$new_ledger" | dd of="prepared.$nonce" conv=excl,fsync 2>&1)
     set -- $(sha256sum "prepared.$nonce" 2>/dev/null)
@@ -202,7 +208,7 @@ no such session directory"; return; }
     checkpoint prepared
     take_lock
     taken=$?
-    if [ "$taken" -eq 2 ]; then refuse unwritable "$session/lock.$nonce"; return; fi
+    if [ "$taken" -eq 2 ]; then refuse unwritable "$session/lock.$nonce: $said"; return; fi
     if [ "$taken" -ne 0 ]; then refuse locked "$session/lock ${holder:-unknown} ${lock_age:-unknown}"; return; fi
     locked_at=$(date +%s)
     checkpoint locked
@@ -214,7 +220,9 @@ no such session directory"; return; }
     fi
     if [ -e closing ] && [ "$even_if_closing" = no ]; then refuse closing 'the session is ending'; return; fi
     checkpoint checked
-    put_in_place || { refuse changed 'the lock was taken over, or the ledger could not be replaced'; return; }
+    said=$({ mark_open && archive; } 2>&1) || { refuse unwritable "$session/open: $said"; return; }
+    checkpoint before-ledger
+    put_in_place || { refuse changed 'the lock was taken over'; return; }
     checkpoint ledger-in-place
     effects
     checkpoint effects-done

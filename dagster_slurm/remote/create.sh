@@ -59,6 +59,6 @@ create() {
     make_directories || return
     make_token || { emit base 1 "not_writable $session/ray.token"; return; }
     said=$(make_library 2>&1) || { emit base 1 "not_writable $session/lib $said"; return; }
-    [ -e "$session/lease" ] || : >"$session/lease"
+    [ -e "$session/lease" ] || printf '' >"$session/lease" || { emit base 1 "not_writable $session/lease"; return; }
     emit base 0 "$session"
 }

@@ -23,7 +23,7 @@ def starts_script(options: Sequence[tuple[str, ...]]) -> str:
     asked = "\n".join(lines)
     return f"""pinged=$(timeout -k 1 2 scontrol ping 2>&1)
 emit ping "$?" "$pinged"
-case $pinged in *UP*)
+case $pinged in *' is UP'*)
 {asked}
 ;; esac
 """
