@@ -51,7 +51,7 @@ def plan_workers(ledger: Ledger, observation: Observation, request: WorkerReques
     decision = Decision(books=bring_up_to_date(ledger, observation), observation=observation, request=request)
     if observation.closing:
         # Only the end of a session may still commit to it, and that cancels everything by name.
-        return attrs.evolve(_finish(decision.holding(*CLOSING)), ledger=ledger, effects=())
+        return attrs.evolve(_finish(decision.holding(*CLOSING)), ledger=ledger, effects=(), adopted=())
     for intent in request.intents:
         decision = release_named(decision, intent)
         decision = expire(decision, intent)

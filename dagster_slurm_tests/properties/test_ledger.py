@@ -11,12 +11,15 @@ import json
 from typing import Any
 
 import attrs
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_slurm.allocations.config import EffectiveShape
 from dagster_slurm.allocations.ledger import AllocationRecord, Ledger, OpenSubmission, flat_json, read_ledger
 from dagster_slurm.errors import LedgerDamaged, LedgerTooNew
+
+#: How long an example takes depends on what else the machine does.
+law = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 tokens = st.text("0123456789abcdef", min_size=32, max_size=32)
@@ -99,6 +102,7 @@ def unknown_keys(ledger: Ledger) -> list[dict[str, Any]]:
     return [dict(ledger.extra), *(dict(part.extra) for part in parts if part.extra)]
 
 
+@law
 @given(ledgers())
 def test_round_trip(ledger: Ledger) -> None:
     again = read(ledger.to_bytes())
@@ -106,6 +110,7 @@ def test_round_trip(ledger: Ledger) -> None:
     assert again.to_bytes() == ledger.to_bytes()
 
 
+@law
 @given(ledgers(), st.integers(0, 2**33))
 def test_every_edit_keeps_unknown_keys(ledger: Ledger, now: int) -> None:
     before = unknown_keys(ledger)
@@ -135,6 +140,7 @@ def test_every_edit_keeps_unknown_keys(ledger: Ledger, now: int) -> None:
     assert all(flat_json(record).items() >= record.extra.items() for record in archived)
 
 
+@law
 @given(ledgers(), st.data())
 def test_a_ledger_cut_at_any_byte_is_damaged(ledger: Ledger, data: st.DataObject) -> None:
     whole = ledger.to_bytes()
@@ -146,6 +152,7 @@ def test_a_ledger_cut_at_any_byte_is_damaged(ledger: Ledger, data: st.DataObject
         pass
 
 
+@law
 @given(ledgers(), st.data())
 def test_a_ledger_filled_with_zeros_from_any_byte_on_is_damaged(ledger: Ledger, data: st.DataObject) -> None:
     whole = ledger.to_bytes()
@@ -169,7 +176,7 @@ def known_shape(ledger: Ledger) -> Any:
     ]
 
 
-@settings(max_examples=300)
+@law
 @given(ledgers(), st.data())
 def test_one_changed_byte_is_damage_or_another_value_of_the_same_kind(ledger: Ledger, data: st.DataObject) -> None:
     """Nothing that a record says gets lost: no record vanishes, no deadline becomes unsaid, no type changes."""
@@ -184,6 +191,7 @@ def test_one_changed_byte_is_damage_or_another_value_of_the_same_kind(ledger: Le
     assert known_shape(found) == known_shape(ledger)
 
 
+@law
 @given(ledgers(), st.data())
 def test_a_changed_byte_changes_the_sum(ledger: Ledger, data: st.DataObject) -> None:
     """What reads as another value is caught by the commit: it compares the checksum of the bytes that were observed."""
@@ -194,6 +202,7 @@ def test_a_changed_byte_changes_the_sum(ledger: Ledger, data: st.DataObject) -> 
     assert hashlib.sha256(whole).hexdigest() != before
 
 
+@law
 @given(
     st.binary(max_size=60) | st.recursive(values, lambda v: st.dictionaries(names, v)).map(json.dumps).map(str.encode)
 )
