@@ -1,0 +1,3 @@
+"""A payload that knows nothing of Dagster."""
+
+print("a plain payload")
