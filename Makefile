@@ -5,7 +5,7 @@ PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 TESTS ?=
 
-.PHONY: help setup demo test check unit docs clean
+.PHONY: help setup demo test check unit bench docs clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,6 +37,9 @@ unit: check ## what needs no Slurm
 
 test: check docs ## everything, on a real Slurm that the tests start and end
 	$(PYTHON) -m pytest --cov --cov-report=term:skip-covered $(TESTS)
+
+bench: $(READY) ## what it costs, against the bare commands
+	$(PYTHON) -m dagster_slurm_tests.bench
 
 docs: $(READY) ## build the documentation, strictly
 	$(VENV)/bin/mkdocs build --strict --quiet

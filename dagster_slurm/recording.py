@@ -105,13 +105,15 @@ def _sum(values: Sequence[int | None]) -> int | None:
 def tick_metadata(tick: Tick) -> dict[str, dg.MetadataValue[Any]]:
     """The whole of a tick as Dagster metadata."""
     found: dict[str, dg.MetadataValue[Any]] = {"slurm/decision": _text(tick.decision)}
+    if tick.snapshot is not None:
+        # Second, because a run's event list cuts an event after some lines.
+        found["slurm/allocations"] = allocation_table(tick.snapshot)
     for name, value in numbers(tick).items():
         found[f"slurm/{name}"] = (
             dg.MetadataValue.int(value) if isinstance(value, int) else dg.MetadataValue.float(value)
         )
     if tick.snapshot is not None:
         found["slurm/certain"] = dg.MetadataValue.bool(tick.snapshot.certain)
-        found["slurm/allocations"] = allocation_table(tick.snapshot)
         if tick.snapshot.not_observed:
             found["slurm/not_observed"] = _text(" ".join(tick.snapshot.not_observed))
     if tick.result is not None and tick.result.held_back:
