@@ -245,6 +245,7 @@ class AllocationSession:
 
         tokens: list[str] = []
         outcome = carry_out(self._site, decide)
+        self._ledger = outcome.ledger
         for job_id in outcome.submitted:
             return AllocationSnapshot(slurm_job_id=job_id, role="worker")
         if not outcome.ledger.worker_submissions.keys().isdisjoint(tokens):
