@@ -47,7 +47,8 @@ class FedMessageReader(dg.PipesMessageReader):
         """See PipesMessageReader."""
         return (
             f"Attempted to read messages from {self._path} on the cluster. A payload that reports to Dagster calls "
-            "open_dagster_pipes() of the package dagster-pipes; one that does not needs to do nothing."
+            "open_dagster_pipes() of the package dagster-pipes. "
+            "Without any message its exit status alone tells how it went."
         )
 
     def feed(self, piece: bytes) -> int:

@@ -116,7 +116,7 @@ class PayloadRun:
         self._patience = Patience(log, self._pace)
         self._started = False
         self._ended = False
-        self._state: str | None = None
+        self._taken = False
         self._quiet = POLL_SECONDS
         self._head_lost_at: float | None = None
         self._wanted_at = self._pace.clock()
@@ -166,11 +166,10 @@ class PayloadRun:
         )
 
     def _forward(self, poll: PayloadPoll) -> bool:
-        if poll.state != self._state:
-            self._state = poll.state
-            if poll.state == "running":
-                self._log.info(f"The head's job {poll.head_job_id} runs the payload {self._payload_id}.")
-                self._ticker.hurry()
+        if poll.head_job_id is not None and not self._taken:
+            self._taken = True
+            self._log.info(f"The head's job {poll.head_job_id} runs the payload {self._payload_id}.")
+            self._ticker.hurry()
         self._output.feed(poll.log)
         self._messages.feed(poll.messages)
         self._ended = self._ended or poll.ended
@@ -180,8 +179,6 @@ class PayloadRun:
         self._output.finish()
         if self._messages.unfinished:
             self._log.warning("The payload's last message is cut off in the middle; it was not delivered.")
-        elif self._messages.messages == 0:
-            self._log.info("The payload sent no Pipes message: its exit status alone tells how it went.")
 
     def _pause(self, news: bool) -> None:
         self._quiet = POLL_SECONDS if news else min(1.25 * self._quiet, QUIET_POLL_SECONDS)

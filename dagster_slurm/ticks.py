@@ -233,7 +233,7 @@ class Ticker:
         # The event has it every time; the log once.
         if problem.sentence not in self._warned:
             self._warned.add(problem.sentence)
-            self._driver.log.warning(f"{problem.sentence} The work goes on.\n{problem.detail}".rstrip())
+            self._driver.log.warning(f"{problem.sentence.rstrip('.')}. The work goes on.\n{problem.detail}".rstrip())
 
 
 def _wanted(intents: Sequence[WorkerIntent]) -> str:

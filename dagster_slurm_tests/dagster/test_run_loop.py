@@ -351,12 +351,6 @@ def test_a_payload_cancelled_on_the_cluster_fails_the_step() -> None:
         ran.run()
 
 
-def test_Q_7_a_payload_that_never_sent_a_message_says_so() -> None:
-    ran = follow(running, succeeded)
-    ran.run()
-    assert any("sent no Pipes message" in line for line in ran.notes.lines)
-
-
 def test_Q_7_a_payload_that_died_before_its_first_message_fails_the_step() -> None:
     def die(session: FakeSession) -> None:
         session.state, session.message = "failed", "ended by signal 9"
