@@ -12,9 +12,16 @@ from dagster_slurm.allocations.conditions import Condition
 from dagster_slurm.allocations.config import EffectiveShape
 from dagster_slurm.allocations.ledger import HEAD, WORKER, AllocationRecord, Ledger
 from dagster_slurm.allocations.observation import Observation, Report
-from dagster_slurm.slurm.replies import ListedJob
+from dagster_slurm.allocations.reports import (
+    demand_of,
+    draining_of,
+    idle_seconds_of,
+    message_of,
+    newest_work,
+    ray_nodes_of,
+)
 from dagster_slurm.slurm.reasons import ReasonCategory, reason_category
-from dagster_slurm.slurm.states import StateClass
+from dagster_slurm.slurm.replies import ListedJob
 from dagster_slurm.slurm.tres import gpus_per_node_requested, parse_tres, total_gpus
 
 
@@ -130,7 +137,7 @@ class SessionSnapshot:
         """Read what ``to_json`` wrote.
 
         Raises:
-            TypeError: a field is missing or not known.
+            KeyError, TypeError: a field is missing or not known.
         """
         demand, successor = document["ray_demand"], document["successor"]
         read = {
@@ -186,9 +193,9 @@ def build_snapshot(ledger: Ledger, observation: Observation) -> SessionSnapshot:
         unresolved=len(current.worker_submissions),
         unrecorded=_unrecorded(observation, set(described)),
         not_observed=_not_observed(observation, cluster, head),
-        ray_demand=_demand(cluster),
+        ray_demand=demand_of(cluster),
         closing=observation.closing,
-        work=_newest_work(observation),
+        work=newest_work(observation),
     )
 
 
@@ -219,7 +226,7 @@ def _describe(
     asked = None if live_row is None else gpus_per_node_requested(live_row.tres_per_node)
     if asked is None and shape is not None:
         asked = _gpus_asked(shape)
-    ray_nodes = _ray_nodes(record, cluster)
+    ray_nodes = ray_nodes_of(record, cluster)
     nodes = () if live_row is None or not running else live_row.nodes
     return AllocationSnapshot(
         slurm_job_id=record.slurm_job_id,
@@ -227,7 +234,7 @@ def _describe(
         state=condition.state,
         reason=live_row.reason if live_row is not None and condition.pending else None,
         reason_category=reason_category(live_row.reason) if live_row is not None and condition.pending else None,
-        committed=_committed(condition),
+        committed=condition.live,
         time_left_seconds=live_row.time_left_seconds if live_row is not None and running else None,
         time_limit_seconds=None if live_row is None else live_row.time_limit_seconds,
         expected_start_at=live_row.expected_start_at if live_row is not None and condition.pending else None,
@@ -239,12 +246,12 @@ def _describe(
         nodes=nodes,
         ray_nodes=ray_nodes,
         ready=_ready(condition, nodes, ray_nodes),
-        draining=_draining(record, condition, observation, cluster),
-        idle_seconds=_idle(record, cluster),
+        draining=draining_of(record, condition, observation, cluster),
+        idle_seconds=idle_seconds_of(record, cluster),
         intent=record.intent,
         drain_deadline=record.drain_deadline,
         submitted_at=record.submitted_at,
-        message=_message(record, observation),
+        message=message_of(record, observation),
     )
 
 
@@ -262,31 +269,10 @@ def _gpus_asked(shape: EffectiveShape) -> int | None:
     return None if any(word in said for word in ("gpu", "gres", "tres", "-g")) else 0
 
 
-def _committed(condition: Condition) -> bool | None:
-    # A word that we do not know, seen in the queue, counts as live.
-    return None if condition.kind is None else condition.kind is not StateClass.ENDED
-
-
 def _granted(tres: str | None, asked: int | None) -> int | None:
     found = total_gpus(parse_tres(tres))
     # Without an entry the site may not track GPUs: 0 only when none were asked for.
     return 0 if found is None and asked == 0 else found
-
-
-def _ray_entries(record: AllocationRecord, cluster: Report | None) -> list[Mapping[str, Any]] | None:
-    if cluster is None or not cluster.fresh:
-        return None
-    nodes = cluster.content.get("nodes")
-    if not isinstance(nodes, list):
-        return None
-    own = [n for n in nodes if isinstance(n, dict) and str(n.get("slurm_job_id")) == record.slurm_job_id]
-    # A node that restarted is in Ray's table twice: its dead entry says nothing any more.
-    return [entry for entry in own if entry.get("state") in ("ALIVE", "DRAINING")]
-
-
-def _ray_nodes(record: AllocationRecord, cluster: Report | None) -> Mapping[str, str] | None:
-    entries = _ray_entries(record, cluster)
-    return None if entries is None else {str(entry.get("node")): str(entry.get("ray_node_id")) for entry in entries}
 
 
 def _ready(condition: Condition, nodes: tuple[str, ...], ray_nodes: Mapping[str, str] | None) -> bool | None:
@@ -297,46 +283,6 @@ def _ready(condition: Condition, nodes: tuple[str, ...], ray_nodes: Mapping[str,
     if ray_nodes is None or not nodes:
         return None
     return all(node in ray_nodes for node in nodes)
-
-
-def _draining(
-    record: AllocationRecord, condition: Condition, observation: Observation, cluster: Report | None
-) -> bool | None:
-    if condition.live is False:
-        return None
-    reports = [r for (job_id, _), r in observation.nodes.items() if job_id == record.slurm_job_id and r.fresh]
-    said = [r.content.get("draining") for r in reports]
-    entries = _ray_entries(record, cluster) or []
-    if any(value is True for value in said) or any(entry.get("state") == "DRAINING" for entry in entries):
-        return True
-    if record.drain_deadline is not None:
-        # Released; whether its agent has begun to drain is not seen yet.
-        return None
-    if condition.pending:
-        return False
-    return False if said and all(value is False for value in said) else None
-
-
-def _idle(record: AllocationRecord, cluster: Report | None) -> float | None:
-    idle = [entry.get("idle_seconds") for entry in _ray_entries(record, cluster) or []]
-    known = [float(value) for value in idle if isinstance(value, int | float)]
-    return min(known) if known and len(known) == len(idle) else None
-
-
-def _message(record: AllocationRecord, observation: Observation) -> str | None:
-    found = [r.content.get("message") for (job_id, _), r in observation.nodes.items() if job_id == record.slurm_job_id]
-    texts = [text for text in found if isinstance(text, str) and text]
-    return "; ".join(texts) or None
-
-
-def _demand(cluster: Report | None) -> tuple[Mapping[str, Any], ...] | None:
-    demand = None if cluster is None or not cluster.fresh else cluster.content.get("demand")
-    return tuple(item for item in demand if isinstance(item, dict)) if isinstance(demand, list) else None
-
-
-def _newest_work(observation: Observation) -> Mapping[str, Any] | None:
-    # Payload ids begin with a counter of the login clock, so the greatest is the newest.
-    return observation.work[max(observation.work)] if observation.work else None
 
 
 def _not_observed(observation: Observation, cluster: Report | None, head: AllocationSnapshot) -> tuple[str, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import attrs
 import pytest
 
 from dagster_slurm.allocations.observation import Observation, Report
-from dagster_slurm.allocations.snapshot import AllocationSnapshot
+from dagster_slurm.allocations.snapshot import AllocationSnapshot, SessionSnapshot
+from dagster_slurm.slurm.reasons import ReasonCategory
 from dagster_slurm.slurm.replies import Listing
 from dagster_slurm_tests.builders import (
     KEY,
@@ -323,3 +325,38 @@ def test_the_newest_payload_says_what_remains() -> None:
     work = {"100-b": {"remaining": 1}, "200-a": {"remaining": 2}}
     assert snapshot(look(ledger(), work=work)).work == {"remaining": 2}
     assert snapshot(look(ledger())).work is None
+
+
+# -- as JSON ---------------------------------------------------------------------------------------
+
+
+def test_why_it_is_pending_has_a_category_while_it_is_pending() -> None:
+    books = ledger(record(7))
+    assert worker(look(books, job(7, "PENDING", reason="Priority"))).reason_category is ReasonCategory.PRIORITY
+    assert worker(look(books, job(7, "PENDING", reason=None))).reason_category is None
+    assert worker(look(books, job(7, reason="None"))).reason_category is None
+
+
+def test_a_snapshot_survives_json() -> None:
+    full = look(
+        ledger(record(7), record(8, drain_deadline=NOW + 5), successor=head(2), opened=(submission(9),)),
+        job(7),
+        job(8, "PENDING"),
+        job(2),
+        job(50, comment=None, command=None),
+        cluster={"1": ray_nodes(1, 7, demand=[{"shape": {"CPU": 1.0}, "count": 3}])},
+        work={"1-a": {"remaining": 5}},
+        closing=True,
+    )
+    for observation in (full, look(ledger()), silent(ledger(record(7)))):
+        seen = snapshot(observation)
+        text = json.dumps(seen.to_json(), allow_nan=False)
+        assert SessionSnapshot.from_json(json.loads(text)) == seen
+
+
+def test_a_document_with_unknown_or_missing_fields_is_an_error() -> None:
+    document = snapshot(look(ledger())).to_json()
+    with pytest.raises(TypeError, match="colour"):
+        SessionSnapshot.from_json({**document, "colour": "blue"})
+    with pytest.raises(TypeError, match="session_id"):
+        SessionSnapshot.from_json({key: value for key, value in document.items() if key != "session_id"})

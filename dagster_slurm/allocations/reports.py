@@ -1,0 +1,73 @@
+"""What the agents' and payloads' own reports say of an allocation; None where no fresh report says anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dagster_slurm.allocations.conditions import Condition
+from dagster_slurm.allocations.ledger import AllocationRecord
+from dagster_slurm.allocations.observation import Observation, Report
+
+
+def ray_nodes_of(record: AllocationRecord, cluster: Report | None) -> Mapping[str, str] | None:
+    """Ray node id of each of its nodes that joined the current head."""
+    entries = _ray_entries(record, cluster)
+    return None if entries is None else {str(entry.get("node")): str(entry.get("ray_node_id")) for entry in entries}
+
+
+def draining_of(
+    record: AllocationRecord, condition: Condition, observation: Observation, cluster: Report | None
+) -> bool | None:
+    """Whether it takes no new work, as its agents or Ray say; None when it ended or nobody says."""
+    if condition.live is False:
+        return None
+    reports = [r for (job_id, _), r in observation.nodes.items() if job_id == record.slurm_job_id and r.fresh]
+    said = [r.content.get("draining") for r in reports]
+    entries = _ray_entries(record, cluster) or []
+    if any(value is True for value in said) or any(entry.get("state") == "DRAINING" for entry in entries):
+        return True
+    if record.drain_deadline is not None:
+        # Released; whether its agent has begun to drain is not seen yet.
+        return None
+    if condition.pending:
+        return False
+    return False if said and all(value is False for value in said) else None
+
+
+def idle_seconds_of(record: AllocationRecord, cluster: Report | None) -> float | None:
+    """Idle time of its busiest node; None when one of them is not known."""
+    idle = [entry.get("idle_seconds") for entry in _ray_entries(record, cluster) or []]
+    known = [float(value) for value in idle if isinstance(value, int | float)]
+    return min(known) if known and len(known) == len(idle) else None
+
+
+def message_of(record: AllocationRecord, observation: Observation) -> str | None:
+    """What its agents have to say to people, old reports included."""
+    found = [r.content.get("message") for (job_id, _), r in observation.nodes.items() if job_id == record.slurm_job_id]
+    texts = [text for text in found if isinstance(text, str) and text]
+    return "; ".join(texts) or None
+
+
+def demand_of(cluster: Report | None) -> tuple[Mapping[str, Any], ...] | None:
+    """Resource shapes that Ray has pending work for."""
+    demand = None if cluster is None or not cluster.fresh else cluster.content.get("demand")
+    return tuple(item for item in demand if isinstance(item, dict)) if isinstance(demand, list) else None
+
+
+def newest_work(observation: Observation) -> Mapping[str, Any] | None:
+    """What the newest payload reported with ``report_work``."""
+    # Payload ids begin with a counter of the login clock, so the greatest is the newest.
+    return observation.work[max(observation.work)] if observation.work else None
+
+
+def _ray_entries(record: AllocationRecord, cluster: Report | None) -> list[Mapping[str, Any]] | None:
+    """The allocation's live nodes in what the head's agent read from Ray."""
+    if cluster is None or not cluster.fresh:
+        return None
+    nodes = cluster.content.get("nodes")
+    if not isinstance(nodes, list):
+        return None
+    own = [n for n in nodes if isinstance(n, dict) and str(n.get("slurm_job_id")) == record.slurm_job_id]
+    # A node that restarted is in Ray's table twice: its dead entry says nothing any more.
+    return [entry for entry in own if entry.get("state") in ("ALIVE", "DRAINING")]
