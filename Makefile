@@ -42,7 +42,7 @@ bench: $(READY) ## what it costs, against the bare commands
 	$(PYTHON) -m dagster_slurm_tests.bench
 
 docs: $(READY) ## build the documentation, strictly
-	$(VENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 clean: ## remove what was built
 	rm -rf $(VENV) site .demo .coverage .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
