@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import attrs
 
 from dagster_slurm.allocations.ledger import AllocationRecord
@@ -33,7 +35,7 @@ class Condition:
     job: ListedJob | None = None
     absent_but_live: bool = False
 
-    @property
+    @cached_property
     def kind(self) -> StateClass | None:
         """Class of the state; None when the state is unknown."""
         return None if self.state is None else state_class(self.state)
@@ -65,11 +67,8 @@ def row_of(record: AllocationRecord, observation: Observation) -> ListedJob | No
 
 def recently_reported(record: AllocationRecord, observation: Observation) -> bool:
     """Whether an agent of this job wrote its report within the last seconds."""
-    return any(
-        report.age_seconds <= REPORT_OVERRULES_SECONDS
-        for (job_id, _), report in observation.nodes.items()
-        if job_id == record.slurm_job_id
-    )
+    reports = observation.reports_of(record.slurm_job_id)
+    return any(report.age_seconds <= REPORT_OVERRULES_SECONDS for report in reports)
 
 
 def condition_of(record: AllocationRecord, observation: Observation) -> Condition:

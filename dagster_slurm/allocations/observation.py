@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -98,7 +99,22 @@ class Observation:
 
     def listed(self, slurm_job_id: str) -> ListedJob | None:
         """The scheduler's row of that job, or None."""
-        return next((job for job in self.listing.jobs if job.slurm_job_id == slurm_job_id), None)
+        return self._rows.get(slurm_job_id)
+
+    @cached_property
+    def _rows(self) -> Mapping[str, ListedJob]:
+        return {job.slurm_job_id: job for job in self.listing.jobs}
+
+    def reports_of(self, slurm_job_id: str) -> tuple[Report, ...]:
+        """What the agents of that job's nodes reported."""
+        return self._reports.get(slurm_job_id, ())
+
+    @cached_property
+    def _reports(self) -> Mapping[str, tuple[Report, ...]]:
+        found: dict[str, tuple[Report, ...]] = {}
+        for (job_id, _), report in self.nodes.items():
+            found[job_id] = (*found.get(job_id, ()), report)
+        return found
 
 
 _COMMENT = re.compile(r"\bdagster-slurm \S+ ([0-9a-f]{32})\b")

@@ -22,7 +22,7 @@ def draining_of(
     """Whether it takes no new work, as its agents or Ray say; None when it ended or nobody says."""
     if condition.live is False:
         return None
-    reports = [r for (job_id, _), r in observation.nodes.items() if job_id == record.slurm_job_id and r.fresh]
+    reports = [report for report in observation.reports_of(record.slurm_job_id) if report.fresh]
     said = [r.content.get("draining") for r in reports]
     entries = _ray_entries(record, cluster) or []
     if any(value is True for value in said) or any(entry.get("state") == "DRAINING" for entry in entries):
@@ -44,7 +44,7 @@ def idle_seconds_of(record: AllocationRecord, cluster: Report | None) -> float |
 
 def message_of(record: AllocationRecord, observation: Observation) -> str | None:
     """What its agents have to say to people, old reports included."""
-    found = [r.content.get("message") for (job_id, _), r in observation.nodes.items() if job_id == record.slurm_job_id]
+    found = [report.content.get("message") for report in observation.reports_of(record.slurm_job_id)]
     texts = [text for text in found if isinstance(text, str) and text]
     return "; ".join(texts) or None
 

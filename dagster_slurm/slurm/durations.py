@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from dagster_slurm.errors import ConfigurationError
@@ -23,6 +24,7 @@ TIME_LIMIT_FORMS: Final = (
 )
 
 
+@lru_cache(maxsize=4096)
 def parse_walltime(text: str | None) -> int | None:
     """Seconds of a duration that squeue or sacct printed: ``9:52``, ``3:00:00``, ``1-02:03:04``.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+from functools import lru_cache
 from typing import Final
 
 
@@ -49,6 +50,7 @@ _PATTERNS: Final[tuple[tuple[ReasonCategory, re.Pattern[str]], ...]] = tuple(
 )
 
 
+@lru_cache(maxsize=1024)
 def reason_category(reason: str | None) -> ReasonCategory | None:
     """The category of a pending reason; None when there is no reason.
 
