@@ -180,9 +180,12 @@ class Observer:
         self._mark = self._log.stat().st_size
 
     def accepted(self) -> list[str]:
-        """Ids of all jobs that slurmctld accepted since the mark, whoever submitted them."""
+        """Ids of the jobs that slurmctld accepted since the mark, without those it shows under another name."""
         text = self._log.read_bytes()[self._mark :].decode(errors="replace")
-        return re.findall(r"_slurm_rpc_submit_batch_job: JobId=(\d+) ", text)
+        ids = re.findall(r"_slurm_rpc_submit_batch_job: JobId=(\d+) ", text)
+        listing = self._box.run(["squeue", "--noheader", "--states=all", "--format=%A %j"]).stdout
+        foreign = {job for job, name in map(str.split, listing.splitlines()) if name != self._place.job_name}
+        return [job for job in ids if job not in foreign]
 
     def ledger(self) -> dict[str, Any]:
         """The ledger as stored."""

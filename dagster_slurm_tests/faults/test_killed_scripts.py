@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import pytest
 
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.errors import RemoteError
-from dagster_slurm_tests.sessions import HELD, Kill, Observer, Place, until
+from dagster_slurm_tests.sessions import HELD, Kill, Observer, Pause, Place, until
 
 THREE = WorkerIntent("w", 3, HELD)
 BEFORE_EFFECTS = ["prepared", "locked", "checked", "before-ledger", "ledger-in-place"]
@@ -112,3 +115,50 @@ def test_script_and_client_killed_while_draining(
     place.open().reconcile_workers(WorkerIntent("w", 0))
     assert {record["slurm_job_id"]: record["drain_deadline"] for record in observer.ledger()["workers"]} == deadlines
     until(lambda: observer.workers() == {}, "both workers drained")
+
+
+def test_taker_killed_behind_its_fence(place: Place, observer: Observer, kill: Kill, pause: Pause) -> None:
+    place.create()
+    observer.mark()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(place.open(faults=pause.at("locked")).reconcile_workers, THREE)
+        pause.reached()
+        taker = place.open(faults=kill.with_client_at("takeover-fenced"), lock_stale_seconds=0)
+        with pytest.raises(RemoteError):
+            taker.reconcile_workers(THREE)
+        assert kill.happened
+        pause.resume()
+        # Its ledger was taken away, so it decides again.
+        assert len(first.result(timeout=60).submitted) == 3
+    assert len(observer.accepted()) == 3
+    assert not (place.directory / "lock").exists()
+    observer.check()
+
+
+def test_script_and_client_killed_while_settling(
+    place: Place, observer: Observer, kill: Kill, fresh_base: Path
+) -> None:
+    place.create()
+    observer.mark()
+    first = Kill(fresh_base / "first")
+    for faults in (first.with_client_at("before-sent", occurrence=2), kill.with_client_at("after-revoke")):
+        with pytest.raises(RemoteError):
+            place.open(faults=faults).reconcile_workers(THREE)
+    assert kill.happened
+    result = place.open().reconcile_workers(THREE)
+    assert len(result.submitted) == 2
+    assert sorted(result.live) == sorted(observer.accepted()) == sorted(observer.recorded("w"))
+    observer.check()
+
+
+def test_script_and_client_killed_while_ending(place: Place, observer: Observer, kill: Kill) -> None:
+    place.create().reconcile_workers(THREE)
+    with pytest.raises(RemoteError):
+        place.open(faults=kill.with_client_at("closing-marked")).end()
+    assert kill.happened
+    assert len(observer.workers()) == 3
+    observer.mark()
+    session = place.open()
+    assert session.reconcile_workers(WorkerIntent("w", 5, HELD)).submitted == ()
+    assert session.end().complete
+    assert (observer.accepted(), observer.queue()) == ([], {})

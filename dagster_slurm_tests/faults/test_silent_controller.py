@@ -33,7 +33,7 @@ def silent(request: pytest.FixtureRequest, box: SlurmBox) -> Iterator[tuple[str,
         box.start_daemon("slurmctld")
 
 
-def test_silent_controller_stops_submissions_and_changes_nothing(
+def test_A_2_silent_controller_stops_submissions_and_changes_nothing(
     silent: tuple[str, SlurmBox], place: Place, observer: Observer
 ) -> None:
     how, box = silent

@@ -13,8 +13,8 @@ from dagster_slurm.allocations.config import SlurmWorkerAllocationConfig
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.allocations.snapshot import AllocationSnapshot, SessionSnapshot
 from dagster_slurm.errors import SessionClosing, SessionRecordsLost, SubmissionRefused
-from dagster_slurm_tests.cluster import SlurmBox
-from dagster_slurm_tests.sessions import HELD, Observer, Place, until
+from dagster_slurm_tests.cluster import NodeGroup, SlurmBox
+from dagster_slurm_tests.sessions import HELD, Observer, Place, make_place, until
 
 LONGER = SlurmWorkerAllocationConfig(time_limit="00:20:00")
 
@@ -76,6 +76,66 @@ def test_inspect_tells_how_an_allocation_ended(box: SlurmBox, place: Place, obse
     # The ledger has it for good, also when the scheduler has forgotten it.
     assert session.reconcile_workers(WorkerIntent("w", 0)).live == ()
     assert observer.ledger()["workers"][0]["final_state"] == "CANCELLED"
+
+
+def test_B_6_job_that_left_the_queue_is_explained_by_accounting_and_without_it_ended() -> None:
+    """On a box that forgets ended jobs after two seconds."""
+    group = NodeGroup("cpu", count=1, default=True)
+    with SlurmBox.start(groups=[group], min_job_age_seconds=2) as forgetful:
+        place = make_place(forgetful, forgetful.fresh_base("accounting"))
+        session, observer = place.create(), Observer(forgetful, place)
+
+        def end_and_forget(job: str) -> None:
+            forgetful.run(["scancel", job])
+            listing = ["squeue", "--noheader", "--states=all", f"--name={place.job_name}", "--format=%A"]
+            until(lambda: job not in forgetful.run(listing).stdout.split(), f"{job} forgotten", 90)
+
+        first, second = session.reconcile_workers(WorkerIntent("w", 2, HELD)).submitted
+        end_and_forget(first)
+        accounted = ["sacct", "--noheader", "--allocations", f"--jobs={first}", "--format=State"]
+        until(lambda: "CANCELLED" in forgetful.run(accounted).stdout, "the end in accounting")
+        before = forgetful.ssh_command_count()
+        snapshot = session.inspect()
+        assert forgetful.ssh_command_count() == before + 2
+        assert (worker(snapshot, first).state, worker(snapshot, first).committed) == ("CANCELLED", False)
+        # Replaced once; then its end is recorded and accounting is not asked again.
+        assert len(session.reconcile_workers(WorkerIntent("w", 2, HELD)).submitted) == 1
+        before = forgetful.ssh_command_count()
+        assert worker(session.inspect(), first).state == "CANCELLED"
+        assert forgetful.ssh_command_count() == before + 1
+
+        forgetful.kill_daemon("slurmdbd")
+        end_and_forget(second)
+        snapshot = session.inspect()
+        assert snapshot.certain
+        assert (worker(snapshot, second).state, worker(snapshot, second).committed) == ("ENDED", False)
+        assert len(session.reconcile_workers(WorkerIntent("w", 2, HELD)).submitted) == 1
+        observer.check()
+
+
+def test_D_7_variables_of_the_users_profile_hide_no_job_and_change_no_command(place: Place, observer: Observer) -> None:
+    names = {
+        "SQUEUE_STATES": "RUNNING",
+        "SQUEUE_PARTITION": "gpu-a",
+        "SQUEUE_USERS": "root",
+        "SQUEUE_FORMAT": "%i",
+        "SBATCH_PARTITION": "gpu-a",
+        "SBATCH_JOB_NAME": "another",
+        "SCANCEL_STATE": "RUNNING",
+        "SCANCEL_PARTITION": "gpu-a",
+        "SLURM_TIME_FORMAT": "%H",
+    }
+    exports = "".join(f"\nexport {name}='{value}'" for name, value in names.items())
+    session = attrs.evolve(place, remote_setup=place.remote_setup + exports).create()
+    observer.mark()
+    submitted = session.reconcile_workers(WorkerIntent("w", 2, HELD)).submitted
+    assert sorted(submitted) == sorted(observer.accepted()) == sorted(observer.workers())
+    assert session.reconcile_workers(WorkerIntent("w", 2, HELD)).submitted == ()
+    assert {w.partition for w in session.inspect().workers("w")} == {"cpu"}
+    assert len(session.reconcile_workers(WorkerIntent("w", 1, HELD)).released) == 1
+    until(lambda: len(observer.workers()) == 1, "one released")
+    assert session.end().complete
+    assert observer.queue() == {}
 
 
 # -- adding and reconciling --------------------------------------------------------------------------
@@ -230,7 +290,7 @@ def foreign_jobs(box: SlurmBox, place: Place) -> Iterator[dict[str, str]]:
     box.run(["scancel", *jobs.values()])
 
 
-def test_end_cancels_every_job_of_ours_with_the_name_and_no_other(
+def test_D_9_end_cancels_every_job_of_ours_with_the_name_and_no_other(
     box: SlurmBox, place: Place, observer: Observer, foreign_jobs: dict[str, str]
 ) -> None:
     with pytest.raises(SessionRecordsLost, match="its jobs live"):
