@@ -15,7 +15,7 @@ from dagster_slurm.pipes import FedMessageReader, OutputLines, print_line
 from dagster_slurm.policy import Policy
 from dagster_slurm.recording import Recorder
 from dagster_slurm.remote.transfer import pack
-from dagster_slurm.run_loop import PayloadRun, new_payload_id
+from dagster_slurm.run_loop import Pace, Patience, PayloadRun, new_payload_id
 from dagster_slurm.run_result import SlurmRunResult
 from dagster_slurm.step import StepContext, StepEvents, op_context, step_of
 from dagster_slurm.ticks import DrivenSession, Driver, Ticker
@@ -101,7 +101,7 @@ def _run(context: dg.OpExecutionContext, session: DrivenSession, drive: Drive) -
         policy_limit_seconds=drive.policy_timeout_seconds,
     )
     began = time.monotonic()
-    payload_id = new_payload_id(session)
+    payload_id = Patience(context.log, Pace()).ask(lambda: new_payload_id(session))
     messages = FedMessageReader(f"{session.session_dir}/payloads/{payload_id}/messages")
     with dg.open_pipes_session(
         context=context,

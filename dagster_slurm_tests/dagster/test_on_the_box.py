@@ -3,6 +3,8 @@
 # Dagster reads the annotation of a context as it is written, hence no postponed annotations here.
 
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from dagster_slurm_tests.cluster import SlurmBox
 from dagster_slurm_tests.dagster.box_resource import jobs_of, resource_on
 from dagster_slurm_tests.dagster.conftest import Launch
 from dagster_slurm_tests.dagster.jobs import PAYLOADS
+from dagster_slurm_tests.integration.loopback import Relay
 from dagster_slurm_tests.sessions import until
 
 pytestmark = pytest.mark.integration
@@ -66,7 +69,7 @@ def test_an_asset_grows_reports_and_leaves_nothing(
     assert metadata["greeting"] == "hello"
     assert metadata["slurm/workers_submitted"] in (1, 2)
     assert metadata["slurm/workers_submitted"] == metadata["slurm/workers_released"]
-    assert metadata["slurm/most_workers_ready"] >= 1
+    assert metadata["slurm/most_workers_live"] >= 1
     # The tasks ran on the workers only.
     ticks = [e.asset_observation_data.asset_observation for e in result.get_asset_observation_events()]
     workers = {
@@ -111,6 +114,48 @@ def test_a_cancelled_run_stops_its_payload(box: SlurmBox, fresh_base: Path, laun
     assert run.wait() is dg.DagsterRunStatus.CANCELED, run.log()
     until(lambda: not is_alive(pid), "the end of the payload")
     assert jobs_of(box, run.run_id) == {}
+
+
+def test_lost_connections_lose_and_repeat_nothing(
+    box: SlurmBox, fresh_base: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    relay = Relay(box.port)
+    known = [line.split(" ", 1)[1] for line in Path(box.known_hosts).read_text().splitlines()]
+    (tmp_path / "known_hosts").write_text("".join(f"[127.0.0.1]:{relay.port} {key}\n" for key in known))
+    breaks: list[int] = []
+
+    def break_again_and_again() -> None:
+        until(lambda: any(fresh_base.glob("sessions/*/counting")), "the payload running", 120)
+        while not any(fresh_base.glob("sessions/*/counted")):
+            relay.break_all()
+            breaks.append(relay.connections)
+            time.sleep(1.5)
+
+    @dg.op
+    def count(context: dg.OpExecutionContext, compute: SlurmComputeResource) -> None:
+        compute.run(context=context, payload=PAYLOADS / "counting.py", interval_seconds=TICK_SECONDS)
+
+    @dg.job(
+        resource_defs={
+            "compute": resource_on(box, fresh_base, port=relay.port, known_hosts=str(tmp_path / "known_hosts"))
+        }
+    )
+    def job() -> None:
+        count()
+
+    breaker = threading.Thread(target=break_again_and_again)
+    breaker.start()
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = job.execute_in_process(instance=instance, raise_on_error=False)
+        breaker.join()
+        said = [entry.user_message for entry in instance.all_logs(result.run_id) if "said " in entry.user_message]
+    relay.close()
+    assert result.success
+    assert len(set(breaks)) >= 3
+    assert said == [f"said {number}" for number in range(120)]
+    printed = [line for line in capfd.readouterr().out.splitlines() if line.startswith("printed ")]
+    assert printed == [f"printed {number}" for number in range(120)]
+    assert jobs_of(box, result.run_id) == {}
 
 
 def is_alive(pid: int) -> bool:
