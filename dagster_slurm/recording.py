@@ -34,6 +34,7 @@ _COLUMNS = (
     ("time left", "string", "remaining walltime, h:mm:ss"),
     ("deadline in", "string", "time until it is cancelled, h:mm:ss"),
 )
+_LEFT_OUT_WHEN_QUIET = ("intent", "reason", "GPUs", "draining", "deadline in")
 
 
 @attrs.frozen(kw_only=True)
@@ -128,11 +129,16 @@ def _text(text: str) -> dg.MetadataValue[Any]:
 
 
 def allocation_table(snapshot: SessionSnapshot) -> dg.MetadataValue[Any]:
-    """One row for each allocation; what ended is left out, except for the head."""
+    """One row for each allocation; what ended is left out, except for the head.
+
+    A run's event list is narrow, so a column in which nobody has anything to say is left out.
+    """
     shown = [a for a in snapshot.allocations if a.committed is not False or a.role == "head"][:MAX_ROWS]
-    columns = [dg.TableColumn(name, kind, description=said) for name, kind, said in _COLUMNS]
-    rows = [dg.TableRecord(_row(allocation, snapshot.observed_at)) for allocation in shown]
-    return dg.MetadataValue.table(records=rows, schema=dg.TableSchema(columns=columns))
+    rows = [_row(allocation, snapshot.observed_at) for allocation in shown]
+    quiet = {name for name in _LEFT_OUT_WHEN_QUIET if not any(row[name] for row in rows)}
+    columns = [dg.TableColumn(name, kind, description=said) for name, kind, said in _COLUMNS if name not in quiet]
+    records = [dg.TableRecord({name: cell for name, cell in row.items() if name not in quiet}) for row in rows]
+    return dg.MetadataValue.table(records=records, schema=dg.TableSchema(columns=columns))
 
 
 def _row(a: AllocationSnapshot, now: int) -> dict[str, Any]:
