@@ -166,9 +166,10 @@ class ProcessSessions:
             self._begun[run_id] = None
             try:
                 session = create_or_attach(self._shell, spec)
-            except BaseException:
+            except BaseException as error:
                 if self._shell.round_trips == 0:
                     del self._begun[run_id]  # nothing ever ran over there
+                self._interrupted = self._interrupted or not isinstance(error, Exception)
                 raise
             self._begun[run_id] = session
             return session

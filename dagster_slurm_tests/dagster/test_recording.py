@@ -66,6 +66,12 @@ def test_the_table_has_one_row_for_each_allocation_with_what_slurm_said() -> Non
     assert {column.name for column in table.schema.columns} == set(rows[0])
 
 
+def test_a_column_in_which_nobody_has_anything_to_say_is_left_out() -> None:
+    table = tick_metadata(Tick(decision="", snapshot=snapshot()))["slurm/allocations"].value
+    assert [column.name for column in table.schema.columns] == ["job", "role", "state", "nodes", "ready", "time left"]
+    assert set(table.records[0].data) == {column.name for column in table.schema.columns}
+
+
 def test_the_table_is_bounded_and_leaves_out_what_ended() -> None:
     seen = snapshot(worker("0", committed=False), *(worker(str(n)) for n in range(1000, 1300)))
     table = tick_metadata(Tick(decision="", snapshot=seen))["slurm/allocations"].value

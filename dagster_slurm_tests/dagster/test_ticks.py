@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import pytest
@@ -12,7 +12,9 @@ from dagster_slurm.allocations.config import SlurmWorkerAllocationConfig
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.errors import HostUnreachable, LockTimeout
 from dagster_slurm.policy import PolicyContext
+from dagster_slurm.ticks import Ticker
 from dagster_slurm_tests.dagster.fakes import EPOCH, FakeSession, Notes, make_ticker
+from dagster_slurm_tests.sessions import until
 
 
 def two_workers(context: PolicyContext) -> WorkerIntent:
@@ -147,6 +149,14 @@ def test_a_policy_that_exits_does_not_end_the_step() -> None:
     assert notes.sentences == ["The policy failed: SystemExit: 1"]
 
 
+def step_until(ticker: Ticker, condition: Callable[[], bool], what: str) -> None:
+    def stepped() -> bool:
+        ticker.step(None)
+        return condition()
+
+    until(stepped, what)
+
+
 class BlockingPolicy:
     """Waits until it is let go; then asks for an estimate and five workers."""
 
@@ -182,9 +192,17 @@ def test_a_policy_that_blocks_is_not_waited_for_and_its_late_answer_is_ignored()
     # Its time was over, so the scheduler was not asked on its behalf.
     assert "time for this policy is over" in str(policy.error)
     assert session.called("estimate_worker_starts") == []
-    session.now = 30
-    ticker.step(None)
+
+    def asked_again() -> bool:
+        ticker.hurry()
+        ticker.step(None)
+        return policy.calls == 2
+
+    # Only the next question's answer is acted upon.
     assert session.called("reconcile_workers") == []
+    until(asked_again, "the next question")
+    step_until(ticker, lambda: session.called("reconcile_workers") != [], "the next answer")
+    assert len(session.called("reconcile_workers")) == 1
 
 
 def test_a_policy_that_takes_its_time_is_used_when_it_answers_before_its_deadline() -> None:
@@ -194,11 +212,7 @@ def test_a_policy_that_takes_its_time_is_used_when_it_answers_before_its_deadlin
     assert notes.sentences == []
     policy.go.set()
     assert policy.gone.wait(30)
-    for _ in range(1000):
-        ticker.step(None)
-        if notes.sentences:
-            break
-        policy.gone.wait(0.01)
+    step_until(ticker, lambda: notes.sentences != [], "its answer")
     assert notes.sentences[0].startswith("The policy wants 5 worker allocations of 'asset'. Submitted jobs 100,")
 
 
