@@ -182,4 +182,4 @@ def _upkeep(ledger: Ledger, conditions: dict[str, Condition], observation: Obser
 
 def drain_of(record: AllocationRecord, deadline: int, now: int) -> Drain:
     """The drain of a released allocation with the time that is left."""
-    return Drain(record.token, record.slurm_job_id, deadline, max(0, deadline - now))
+    return Drain(record.token, record.slurm_job_id, deadline, deadline - now)

@@ -229,7 +229,8 @@ def test_J_6_a_row_whose_comment_the_site_replaced_is_still_ours() -> None:
     ("name", "submitted_at", "own"),
     [
         (JOB_NAME, NOW - 600, True),
-        (JOB_NAME, NOW - 3000, True),
+        (JOB_NAME, NOW - 600 - 3600, True),
+        (JOB_NAME, NOW - 600 - 3601, False),
         (JOB_NAME, None, True),
         (None, NOW, True),
         ("another", NOW - 600, False),

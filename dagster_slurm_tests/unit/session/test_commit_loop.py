@@ -340,6 +340,33 @@ def test_releases_of_an_earlier_lost_commit_are_reported_although_a_later_one_wa
     assert outcome.released == ("2",)
 
 
+def test_a_lost_release_is_known_by_its_deadline_after_another_commit(session: Session) -> None:
+    session.call(2)
+    session.site.start_job("2")
+    session.site.start_job("3")
+
+    def lost_then_another(commit: Callable[[CommitRequest], Any], request: CommitRequest) -> Any:
+        commit(request)
+        session.scheduler.end("3", "FAILED")
+        session.call(0)
+        raise ReplyIncomplete("the reply was cut")
+
+    outcome = session.call(1, Meddled(session.site, [lost_then_another]))
+    assert outcome.released == ("3",)
+
+
+def test_what_another_process_released_is_not_reported_as_ones_own(session: Session) -> None:
+    session.call(1)
+    session.site.start_job("2")
+
+    def another_instead(commit: Callable[[CommitRequest], Any], request: CommitRequest) -> Any:
+        session.scheduler.advance(7)
+        assert session.call(0).released == ("2",)
+        raise HostUnreachable("no route")
+
+    assert session.call(0, Meddled(session.site, [another_instead])).released == ()
+
+
 def test_commits_that_are_never_answered_are_a_value_and_what_was_done_is_reported(session: Session) -> None:
     site = Meddled(session.site, [lost_when_done, *[lost_before] * ATTEMPTS])
     outcome = session.call(2, site)

@@ -146,6 +146,13 @@ def test_an_unreachable_host_remembers_nothing() -> None:
     assert bench.estimate(5)[0].start_in_seconds == 0
 
 
+def test_a_budget_of_one_question() -> None:
+    bench = Bench(max_candidates=1)
+    assert len(bench.estimate(5)) == 1
+    with pytest.raises(EstimateBudgetExceeded):
+        bench.estimate(6, 7)
+
+
 def test_without_candidates_nobody_is_asked() -> None:
     bench = Bench()
     assert bench.estimate() == ()
