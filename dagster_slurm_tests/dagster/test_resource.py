@@ -265,8 +265,8 @@ def test_a_retry_of_the_op_uses_the_same_session_and_another_payload(
 # -- life ---------------------------------------------------------------------------------------------
 
 
-def session_job(*names: str, fail: str | None = None) -> dg.JobDefinition:
-    """Steps in a row that get the session."""
+def session_job(*names: str, fail: str | None = None, in_a_row: bool = True) -> dg.JobDefinition:
+    """Steps that get the session, one after the other or side by side."""
 
     def step(name: str) -> dg.OpDefinition:
         @dg.op(name=name, ins={"start": dg.In(dg.Nothing)})
@@ -281,7 +281,7 @@ def session_job(*names: str, fail: str | None = None) -> dg.JobDefinition:
     def job() -> None:
         before: Any = None
         for name in names:
-            before = step(name)() if before is None else step(name)(start=before)
+            before = step(name)(start=before) if before is not None and in_a_row else step(name)()
 
     return job
 
@@ -383,9 +383,32 @@ def test_Q_5_a_nested_resource_is_torn_down_once_after_the_outer_one(
 def test_Q_1_an_interrupt_while_the_session_is_created_ends_it(cluster: Cluster, instance: dg.DagsterInstance) -> None:
     cluster.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
-        session_job("a", "b").execute_in_process(instance=instance)
+        session_job("a", "b", in_a_row=False).execute_in_process(instance=instance)
+    assert len(cluster.created) == 1
     # It may exist or not: ended without a look whether it does.
     assert len(cluster.session.called("end")) == 1
+
+
+def test_Q_1_an_interrupt_under_a_payload_ends_the_session_even_if_steps_are_left(
+    cluster: Cluster, instance: dg.DagsterInstance, payload: Path
+) -> None:
+    @dg.op
+    def run(context: dg.OpExecutionContext, compute: SlurmComputeResource) -> None:
+        compute.run(context=context, payload=payload)
+
+    @dg.job(resource_defs={"compute": resource()})
+    def job() -> None:
+        run.alias("first")()
+        run.alias("second")()
+
+    def stop(session: FakeSession) -> None:
+        session.fail["poll_payload"] = [KeyboardInterrupt()]
+
+    play(cluster, running, stop)
+    with pytest.raises(KeyboardInterrupt):
+        job.execute_in_process(instance=instance)
+    assert len(cluster.session.called("start_payload")) == 1
+    assert [call.name for call in cluster.session.calls][-2:] == ["cancel_payload", "end"]
 
 
 def test_a_creation_whose_outcome_is_unknown_is_ended(cluster: Cluster, instance: dg.DagsterInstance) -> None:
