@@ -25,7 +25,8 @@ class PayloadPoll:
     """One look at a payload.
 
     Attributes:
-        state: "waiting" (no head has taken it yet), "running", "succeeded", "failed", "cancelled"; None when unreadable.
+        state: "waiting" (no head has taken it yet), "running", "succeeded", "failed" or "cancelled"; None when it
+            could not be read.
         exit_code: Its exit status once it ended by itself.
         message: What the head's agent says of its end.
         head_job_id: The head that took it.

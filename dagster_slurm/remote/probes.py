@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dagster_slurm.allocations.estimate import StartProbe
 from dagster_slurm.allocations.settings import SessionSettings
 from dagster_slurm.remote.frames import Reply, quote
 from dagster_slurm.remote.replies import missing
 from dagster_slurm.remote.scripts import command
 from dagster_slurm.remote.submission import TIME_BOUND
+from dagster_slurm.slurm.partitions import parse_partitions, partitions_arguments
 from dagster_slurm.slurm.replies import TestOnlyReply, parse_test_only
 
 LOG_TAIL_BYTES = 16_384
@@ -20,6 +22,7 @@ def starts_script(options: Sequence[tuple[str, ...]]) -> str:
     for words in options:
         probe = command((*TIME_BOUND, "sbatch", "--test-only", *words, "--wrap=:"))
         lines.append(f"section now date +%s; section start {probe}")
+    lines.append(f"section partitions {command(partitions_arguments())}")
     asked = "\n".join(lines)
     return f"""pinged=$(timeout -k 1 2 scontrol ping 2>&1)
 emit ping "$?" "$pinged"
@@ -29,7 +32,7 @@ case $pinged in *' is UP'*)
 """
 
 
-def read_starts(reply: Reply, count: int, address: str) -> tuple[TestOnlyReply, ...]:
+def read_starts(reply: Reply, count: int, address: str) -> tuple[StartProbe, ...]:
     """One answer for each option list; silence of the controller is an answer too."""
     ping = reply.section("ping")
     if ping is None:
@@ -44,12 +47,15 @@ def read_starts(reply: Reply, count: int, address: str) -> tuple[TestOnlyReply, 
             partition=None,
             nodes=(),
         )
-        return (silent,) * count
+        return (StartProbe(silent),) * count
     if len(starts) != count or len(clocks) != count:
         raise missing(reply, "some start estimates", address)
-    return tuple(
+    told = reply.section("partitions")
+    partitions = (None if told is None else parse_partitions(told.status, told.text)) or {}
+    answers = (
         parse_test_only(start.status, start.text, int(clock.text)) for start, clock in zip(starts, clocks, strict=True)
     )
+    return tuple(StartProbe(answer, partitions.get(answer.partition or "")) for answer in answers)
 
 
 def log_script(settings: SessionSettings, token: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -100,7 +101,7 @@ def _reports(reply: Reply) -> dict[tuple[str, ...], Report]:
     now = int(lease.text)
     found: dict[tuple[str, ...], Report] = {}
     lines = section.text.split("\n")
-    for head, body in zip(lines, lines[1:], strict=False):
+    for head, body in itertools.pairwise(lines):
         path, _, modified = head.rpartition("\t")
         content = _json_object(body)
         if not path or not modified.isdigit() or content is None:

@@ -75,5 +75,5 @@ def _lock_timeout(detail: str, settings: SessionSettings) -> LockTimeout:
     return LockTimeout(
         f"The session lock {path} stayed taken for {settings.lock_wait_seconds} s: owner {fields[0]}, "
         f"process {pid} on host {host}, age {age} s by the filesystem's clock. Nothing was submitted.",
-        remedy=f"call again: a lock older than {settings.lock_stale_seconds} s, or whose process is gone, is taken over.",
+        remedy=f"call again: a lock is taken over when its process is gone or after {settings.lock_stale_seconds} s.",
     )

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from dagster_slurm.allocations.config import SlurmWorkerAllocationConfig
-from dagster_slurm.allocations.estimate import StartEstimate
+from dagster_slurm.allocations.estimate import StartEstimate, StartProbe
 from dagster_slurm.errors import ConfigurationError, EstimateBudgetExceeded
-from dagster_slurm.slurm.replies import TestOnlyReply
 
 if TYPE_CHECKING:
     from dagster_slurm.session.session import AllocationSession
@@ -47,7 +46,7 @@ class SbatchTestOnlyEstimator:
         self.max_candidates = max_candidates
         self.cache_seconds = cache_seconds
         self._clock = clock
-        self._answers: dict[tuple[str, ...], tuple[float, TestOnlyReply]] = {}
+        self._answers: dict[tuple[str, ...], tuple[float, StartProbe]] = {}
 
     def estimate(
         self, session: AllocationSession, candidates: Sequence[SlurmWorkerAllocationConfig]
@@ -72,21 +71,21 @@ class SbatchTestOnlyEstimator:
         answers = {key: item[1] for key, item in self._answers.items()}
         for key, answer in zip(asked, session.probe_starts(asked) if asked else (), strict=True):
             answers[key] = answer
-            if answer.answered:
+            if answer.answer.answered:
                 self._answers[key] = (now, answer)
         return tuple(
             _estimate(session, candidate, answers[key]) for candidate, key in zip(candidates, options, strict=True)
         )
 
 
-def _estimate(
-    session: AllocationSession, candidate: SlurmWorkerAllocationConfig, answer: TestOnlyReply
-) -> StartEstimate:
+def _estimate(session: AllocationSession, candidate: SlurmWorkerAllocationConfig, probe: StartProbe) -> StartEstimate:
+    answer, time_limit_seconds = probe.answer, session.worker_shape(candidate).time_limit_seconds
     return StartEstimate(
         config=candidate,
         start_in_seconds=answer.start_in_seconds,
-        time_limit_seconds=session.worker_shape(candidate).time_limit_seconds,
+        time_limit_seconds=time_limit_seconds,
         error=answer.error,
         answered=answer.answered,
         partition=answer.partition,
+        caveats=probe.caveats(time_limit_seconds) if answer.start_in_seconds is not None else (),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 
 from dagster_slurm.allocations.config import EffectiveShape, SlurmWorkerAllocationConfig
-from dagster_slurm.allocations.estimate import StartEstimate
+from dagster_slurm.allocations.estimate import StartEstimate, StartProbe
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.allocations.ledger import Ledger
 from dagster_slurm.allocations.lifecycle import is_over, live_jobs, open_tokens, plan_addition, plan_end
@@ -42,7 +42,6 @@ from dagster_slurm.remote.submission import sbatch_options
 from dagster_slurm.remote.transfer import pack
 from dagster_slurm.session.commit_loop import Outcome, carry_out, fresh_tokens
 from dagster_slurm.session.estimators import SbatchTestOnlyEstimator, StartEstimator
-from dagster_slurm.slurm.replies import TestOnlyReply
 
 #: Stands where a submission's token would; estimates reserve nothing, so they have none.
 _NO_TOKEN = "0" * 32
@@ -166,7 +165,7 @@ class AllocationSession:
         """The ``sbatch`` options that each candidate would be submitted with; the token stands as zeros."""
         return tuple(sbatch_options(self._settings, self.worker_shape(c), _NO_TOKEN) for c in candidates)
 
-    def probe_starts(self, options: Sequence[tuple[str, ...]]) -> tuple[TestOnlyReply, ...]:
+    def probe_starts(self, options: Sequence[tuple[str, ...]]) -> tuple[StartProbe, ...]:
         """Ask ``sbatch --test-only`` about option lists, in one remote command; a dead controller costs two seconds."""
         return read_starts(self._shell.run(starts_script(options), timeout_seconds=120), len(options), self.address)
 

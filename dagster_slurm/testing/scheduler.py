@@ -50,8 +50,9 @@ class SimulatedScheduler:
         now: Virtual clock, epoch seconds.
         jobs: Every job that was ever created, by id.
         silent: No command is answered.
-        submission_answers: What the next submissions meet, in order: "ok", "refused", "lost" (the job exists, the client
-            hears a time-out), "nothing" (a time-out, no job) or "late" (a time-out, the job comes with ``deliver_late``).
+        submission_answers: What the next submissions meet, in order: "ok", "refused", "lost" (the job exists, the
+            client hears a time-out), "nothing" (a time-out, no job) or "late" (a time-out, the job comes with
+            ``deliver_late``).
         min_job_age_seconds: How long an ended job stays in the listing.
         accounting: Whether accounting answers.
         late: Jobs whose submission was sent and that do not exist yet.
@@ -121,9 +122,9 @@ class SimulatedScheduler:
         """Let time pass; running jobs meet their time limit."""
         self.now += seconds
         for job in self.jobs.values():
-            if job.state == "RUNNING" and job.started_at is not None:
-                if self.now - job.started_at >= job.time_limit_seconds:
-                    self.end(job.slurm_job_id, "TIMEOUT")
+            running = job.state == "RUNNING" and job.started_at is not None
+            if running and self.now - (job.started_at or 0) >= job.time_limit_seconds:
+                self.end(job.slurm_job_id, "TIMEOUT")
 
     def start(self, job_id: str, claim: Callable[[SimulatedJob], bool]) -> None:
         """Start a pending job; ``claim`` is its first act and tells whether it goes on."""

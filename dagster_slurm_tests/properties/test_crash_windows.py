@@ -5,6 +5,7 @@ Then another process acts, the suspended commit goes on, what was late arrives, 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import pytest
@@ -38,10 +39,8 @@ class Windows(ReconcileMachine):
     def act(self, count: int) -> None:
         """A call of a process that meets no fault of its own."""
         self.bound = max(len(self.counted()), count, *self.paused_counts)
-        try:
+        with contextlib.suppress(RemoteError, LockTimeout):
             self.call(WorkerIntent("w", count, drain_timeout=30))
-        except (RemoteError, LockTimeout):
-            pass
         self.check()
 
 

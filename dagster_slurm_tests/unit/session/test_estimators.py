@@ -9,6 +9,7 @@ import attrs
 import pytest
 
 from dagster_slurm.allocations.config import EffectiveShape, SlurmWorkerAllocationConfig, inherit
+from dagster_slurm.allocations.estimate import StartProbe
 from dagster_slurm.errors import ConfigurationError, EstimateBudgetExceeded, HostUnreachable
 from dagster_slurm.session.estimators import SbatchTestOnlyEstimator
 from dagster_slurm.session.session import AllocationSession
@@ -35,13 +36,13 @@ class Asked:
     def worker_sbatch_options(self, candidates: Sequence[SlurmWorkerAllocationConfig]) -> tuple[Options, ...]:
         return tuple((self.worker_shape(candidate).digest,) for candidate in candidates)
 
-    def probe_starts(self, options: Sequence[Options]) -> tuple[TestOnlyReply, ...]:
+    def probe_starts(self, options: Sequence[Options]) -> tuple[StartProbe, ...]:
         self.questions.append(list(options))
         given = [self.answers.pop(0) if self.answers else NOW_FREE for _ in options]
         for answer in given:
             if isinstance(answer, Exception):
                 raise answer
-        return tuple(cast("list[TestOnlyReply]", given))
+        return tuple(StartProbe(answer) for answer in cast("list[TestOnlyReply]", given))
 
     def asked(self) -> int:
         """Requests that the scheduler got."""
