@@ -30,6 +30,9 @@ class SlurmQueueOptions(dg.Config):
     time_limit: str | None = Field(
         default=None, description="Walltime as sbatch --time takes it, such as 02:00:00; a lone number is minutes."
     )
+    extra_options: list[str] | None = Field(
+        default=None, description="Further sbatch options, each with its value as one item; an empty list clears them."
+    )
 
 
 class _AllocationOptions(SlurmQueueOptions):
@@ -53,9 +56,6 @@ class SlurmHeadOptions(_AllocationOptions):
         default=True, description="The head offers Ray no CPUs or GPUs: all tasks run on worker allocations."
     )
     nodelist: str | None = Field(default=None, description="Nodes that the head must use, as a Slurm host list.")
-    extra_options: list[str] = Field(
-        default=[], description="Further sbatch options of the head, each with its value as one item."
-    )
 
 
 class SlurmWorkerOptions(_AllocationOptions):

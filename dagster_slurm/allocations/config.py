@@ -30,7 +30,7 @@ from dagster_slurm.slurm.extra_options import check_extra_options
 DEFAULT_DRAIN_WINDOW_SECONDS: Final = 120
 _MEMORY_FORMS: Final = ("mem", "mem_per_cpu", "mem_per_gpu")
 # What belongs to one allocation and would be wrong on the next one.
-_NEVER_INHERITED: Final = frozenset({"nodelist", "extra_options", "head_only"})
+_NEVER_INHERITED: Final = frozenset({"nodelist", "head_only"})
 
 
 class Inherit(enum.Enum):
@@ -64,8 +64,8 @@ def _items(value: Any) -> Any:
 class SlurmWorkerAllocationConfig:
     """The shape of a worker allocation as a user states it.
 
-    A field that is left out is inherited from the base shape, an explicit None clears it. `nodelist`,
-    `extra_options` and `head_only` are never inherited. Stating one memory form replaces an inherited other one.
+    A field that is left out is inherited from the base shape, an explicit None clears it. `nodelist`
+    and `head_only` are never inherited; stated extra options replace the inherited ones. Stating one memory form replaces an inherited other one.
 
     Raises:
         ConfigurationError: a value has not the form that sbatch takes; ``field`` names it.

@@ -538,3 +538,10 @@ def test_options_that_say_nothing_mention_nothing_to_slurm() -> None:
 
 def test_the_pace_of_the_loop_is_real_time_by_default() -> None:
     assert Pace().clock() > 0
+
+
+def test_extra_options_of_the_queue_hold_for_head_and_workers_unless_they_say_otherwise() -> None:
+    queue = SlurmQueueOptions(extra_options=["--licenses=a:1"])
+    shapes = shapes_of(queue, SlurmHeadOptions(extra_options=[]), SlurmWorkerOptions())
+    assert shapes.head.extra_options == ()
+    assert shapes.worker.extra_options == ("--licenses=a:1",)

@@ -32,8 +32,14 @@ BASE = EffectiveShape(
 
 
 def test_nothing_stated_inherits_everything_that_can_be() -> None:
-    expected = attrs.evolve(BASE, nodelist=None, extra_options=(), head_only=False)
+    expected = attrs.evolve(BASE, nodelist=None, head_only=False)
     assert inherit(None, BASE) == inherit(SlurmWorkerAllocationConfig(), BASE) == expected
+
+
+def test_stated_extra_options_replace_the_inherited_ones() -> None:
+    other = SlurmWorkerAllocationConfig(extra_options=("--licenses=a:1",))
+    assert inherit(other, BASE).extra_options == ("--licenses=a:1",)
+    assert inherit(SlurmWorkerAllocationConfig(extra_options=None), BASE).extra_options == ()
 
 
 def test_without_a_base_defaults_apply() -> None:
