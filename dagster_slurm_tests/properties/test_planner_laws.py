@@ -293,9 +293,8 @@ def test_uncertainty_never_submits_or_releases_by_a_count(world: Observation, re
     if world.closing or not world.listing.answered:
         assert not plan.changes(books_of(world))
         assert (plan.released, plan.expired) == ((), ())
-        assert [reason.code for reason in plan.held_back] == ["closing" if world.closing else "scheduler_silent"] or (
-            "unresolved" in [reason.code for reason in plan.held_back]
-        )
+        said = [reason.code for reason in plan.held_back]
+        assert ("closing" if world.closing else "scheduler_silent") in said
     unknown = {r.slurm_job_id for r in books_of(world).records() if condition_of(r, world).live is None}
     assert not unknown & {*plan.released, *plan.expired}
     assert not any(unknown & set(cancel.slurm_job_ids) for cancel in effects(plan, Cancel))

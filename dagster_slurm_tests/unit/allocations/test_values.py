@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 
 from dagster_slurm.allocations.config import SlurmWorkerAllocationConfig
-from dagster_slurm.allocations.estimate import StartEstimate
+from dagster_slurm.allocations.estimate import StartEstimate, StartProbe
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.allocations.observation import comment_for, tokens_of
 from dagster_slurm.allocations.plan import HeldBack, HeldBackReasons
 from dagster_slurm.allocations.result import EndResult, ReconcileResult
 from dagster_slurm.allocations.settings import SessionSettings, session_id_for
 from dagster_slurm.errors import ConfigurationError
+from dagster_slurm.slurm.partitions import Partition
+from dagster_slurm.slurm.replies import TestOnlyReply
 from dagster_slurm_tests.builders import job, token
 
 
@@ -89,6 +91,28 @@ def test_E_9_starts_within(start: int | None, within: float, expected: bool) -> 
         config=SlurmWorkerAllocationConfig(), start_in_seconds=start, time_limit_seconds=None, error=None
     )
     assert estimate.starts_within(within) is expected
+
+
+@pytest.mark.parametrize(
+    ("state", "longest", "walltime", "words"),
+    [
+        ("UP", 3600, 3600, []),
+        (None, None, 90_000, []),
+        ("UP", 3600, None, []),
+        ("DOWN", None, 60, ["is DOWN"]),
+        ("UP", 3600, 3601, ["above the 3600 s"]),
+        ("INACTIVE", 60, 61, ["is INACTIVE", "above the 60 s"]),
+    ],
+)
+def test_H_7_an_estimate_says_where_it_is_blind(
+    state: str | None, longest: int | None, walltime: int | None, words: list[str]
+) -> None:
+    answer = TestOnlyReply(0, None, True, "gpu-a")
+    found = StartProbe(answer, Partition("gpu-a", state, longest)).caveats(walltime)
+    assert found is not None
+    assert len(found) == len(words)
+    assert all(word in sentence for word, sentence in zip(words, found, strict=True))
+    assert StartProbe(answer).caveats(walltime) is None
 
 
 def test_held_back_is_false_when_empty_and_reads_as_sentences() -> None:
