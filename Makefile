@@ -5,7 +5,7 @@ PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 TESTS ?=
 
-.PHONY: help setup demo test check unit bench docs clean
+.PHONY: help setup demo test faults check unit bench docs clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,7 +36,10 @@ unit: check ## what needs no Slurm
 	$(PYTHON) -m pytest -m "not integration" $(TESTS)
 
 test: check docs ## everything, on a real Slurm that the tests start and end
-	$(PYTHON) -m pytest --cov --cov-report=term:skip-covered $(TESTS)
+	$(PYTHON) -m pytest -m "not slow" --cov --cov-report=term:skip-covered $(TESTS)
+
+faults: $(READY) ## every fault at every step, the slow repetitions included
+	$(PYTHON) -m pytest dagster_slurm_tests/faults dagster_slurm_tests/properties $(TESTS)
 
 bench: $(READY) ## what it costs, against the bare commands
 	$(PYTHON) -m dagster_slurm_tests.bench

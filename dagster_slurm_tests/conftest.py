@@ -14,6 +14,13 @@ from dagster_slurm_tests.cluster import SlurmBox
 _BASES = itertools.count(1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever uses the box needs a real Slurm, and is marked so."""
+    for item in items:
+        if "box" in getattr(item, "fixturenames", ()):
+            item.add_marker("integration")
+
+
 @pytest.fixture(scope="session")
 def box() -> Iterator[SlurmBox]:
     """A running box, shared by all tests.

@@ -64,8 +64,8 @@ def _items(value: Any) -> Any:
 class SlurmWorkerAllocationConfig:
     """The shape of a worker allocation as a user states it.
 
-    A field that is left out is inherited from the base shape, an explicit None clears it. `nodelist`
-    and `head_only` are never inherited; stated extra options replace the inherited ones. Stating one memory form replaces an inherited other one.
+    A field that is left out is inherited from the base shape, an explicit None clears it. `nodelist` and `head_only`
+    are never inherited. Stated extra options replace the inherited ones, and a memory form replaces another one.
 
     Raises:
         ConfigurationError: a value has not the form that sbatch takes; ``field`` names it.

@@ -9,6 +9,7 @@ command -v checkpoint >/dev/null 2>&1 || checkpoint() { :; }
 
 newline='
 '
+part_end=$(printf '\036')
 report=
 note() { report="$report$1$newline"; }
 
@@ -105,10 +106,16 @@ ledger_sum() {
     fi
 }
 
+# Seconds that only go forward, without starting a process; date where there is no /proc.
+read_uptime() {
+    if [ -r /proc/uptime ] && read -r up _ </proc/uptime; then up=${up%%.*}; else up=$(date +%s); fi
+}
+
 # Every effect looks at its own lock and at the time first: nothing begins after another may have taken over.
 may_act() {
-    clock=$(date +%s)
-    [ -e "lock/$owner" ] && [ $((clock - locked_at)) -lt "$effect_limit" ] && [ "$clock" -ge "$locked_at" ]
+    read_uptime
+    clock=$((locked_at + up - locked_up))
+    [ -e "lock/$owner" ] && [ $((up - locked_up)) -lt "$effect_limit" ]
 }
 
 skip() { note "skipped $1"; }
@@ -120,20 +127,23 @@ effect_submit() {
     dir=submissions/$token
     if [ "$stop" = all ] || [ "$stop" = "$shape" ] || ! may_act || { [ -e closing ] && [ "$even_if_closing" = no ]; }; then
         mv "$dir/ready" "$dir/revoked"
+        append_trace "$token" revoked ''
         skip "$token"
         return
     fi
     checkpoint before-sent
     # Whoever took over may have revoked it: then this rename fails and nothing is submitted.
-    mv "$dir/ready" "$dir/sent" 2>/dev/null || { skip "$token"; return; }
+    mv "$dir/ready" "$dir/sent" 2>/dev/null || { append_trace "$token" revoked ''; skip "$token"; return; }
     checkpoint before-sbatch
-    answer=$("$@" 2>"$dir/error" </dev/null)
+    answer=$(exec "$@" 2>"$dir/error" </dev/null)
     status=$?
     checkpoint after-sbatch
     error=
     [ -s "$dir/error" ] && error=$(cat "$dir/error")
-    printf '%s %s\n%s\n\036\n%s' "$status" "$clock" "$answer" "$error" >"$dir/result.new" &&
-        mv "$dir/result.new" "$dir/result" || stop=all
+    # Whoever reads it sees by its last line that it is whole.
+    result="$status $clock$newline$answer$newline$part_end$newline$error$newline$part_end"
+    printf '%s' "$result" >"$dir/result" || stop=all
+    append_trace "$token" sent "$result"
     checkpoint after-result
     [ "$status" -eq 0 ] && [ -n "$answer" ] && return
     # After a failure that may still have made a job nothing more is tried; a refusal stops its own shape.
@@ -211,6 +221,9 @@ no such session directory"; return; }
     if [ "$taken" -eq 2 ]; then refuse unwritable "$session/lock.$nonce: $said"; return; fi
     if [ "$taken" -ne 0 ]; then refuse locked "$session/lock ${holder:-unknown} ${lock_age:-unknown}"; return; fi
     locked_at=$(date +%s)
+    read_uptime
+    locked_up=$up
+    traces=
     checkpoint locked
     if [ -e "commits/$nonce" ]; then refuse changed 'this commit was made before'; return; fi
     if [ "$(ledger_sum)" != "$expected" ]; then refuse changed 'another commit came first'; return; fi
@@ -231,5 +244,5 @@ no such session directory"; return; }
     release_lock
     emit outcome 0 "committed
 $report"
-    emit_submissions
+    emit traces 0 "$traces"
 }

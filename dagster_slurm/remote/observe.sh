@@ -2,9 +2,9 @@
 # Only an id that was known before the listing can be absent from it; any other order allows a duplicate.
 # Parameters: session; the function list_jobs runs the listing.
 
-# Files of one submission: its fate, then what sbatch answered. A fate file only moves forward, so looking
-# in the order of its moves never misses it.
-emit_trace() {
+# Files of one submission, added to $traces: token and fate, then what sbatch answered. A fate file only moves
+# forward, so looking in the order of its moves never misses it.
+add_trace() {
     trace_dir=$session/submissions/$1
     trace_fate=missing
     if [ -e "$trace_dir/ready" ]; then trace_fate=ready
@@ -17,8 +17,13 @@ emit_trace() {
     fi
     trace_result=
     [ -s "$trace_dir/result" ] && trace_result=$(cat "$trace_dir/result")
-    emit "trace.$1" 0 "$trace_fate
-$trace_result"
+    append_trace "$1" "$trace_fate" "$trace_result"
+}
+
+trace_end=$(printf '\035')
+append_trace() {
+    traces="$traces$1 $2
+$3$trace_end"
 }
 
 list_drains() {
@@ -59,9 +64,11 @@ observe() {
     else
         emit ledger 3 'no such session directory'
     fi
+    traces=
     for open_marker in "$session"/open/*; do
-        [ -e "$open_marker" ] && emit_trace "${open_marker##*/}"
+        [ -e "$open_marker" ] && add_trace "${open_marker##*/}"
     done
+    emit traces 0 "$traces"
     section listing list_jobs
     # The lease tells the agents that somebody still cares; its new time is also the filesystem's clock.
     if [ -e "$session/lease" ]; then

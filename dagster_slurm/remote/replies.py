@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,27 +71,29 @@ def read_observation(reply: Reply, settings: SessionSettings, address: str) -> O
     )
 
 
+_TRACE = re.compile(r"(?P<token>\S+) (?P<fate>\S+)(?: (?P<job>\S+))?\n(?P<result>.*)", re.DOTALL)
+_RESULT = re.compile(r"(?P<status>\d+) (?P<clock>\d+)\n(?P<stdout>.*)\n\036\n(?P<stderr>.*)\n\036", re.DOTALL)
+
+
 def _traces(reply: Reply) -> dict[str, SubmissionTrace]:
-    return {
-        section.name.removeprefix("trace."): read_trace(section.text)
-        for section in reply.sections
-        if section.name.startswith("trace.")
-    }
+    section = reply.section("traces")
+    texts = () if section is None else section.text.split("\035")
+    found = (match for match in map(_TRACE.fullmatch, texts) if match is not None)
+    return {match["token"]: _trace(match) for match in found}
 
 
-def read_trace(text: str) -> SubmissionTrace:
-    """The files of one submission: a line with its fate, then what sbatch answered."""
-    fate_line, _, result = text.partition("\n")
-    word, _, job_id = fate_line.partition(" ")
-    fate = Fate(word) if word in {fate.value for fate in Fate} else Fate.MISSING
-    first, _, rest = result.partition("\n")
-    status, _, clock = first.partition(" ")
-    outcome = submitted_at = None
-    if status.isdigit() and clock.isdigit():
-        stdout, _, stderr = rest.partition("\n\036\n")
-        outcome = parse_submission(int(status), stdout, stderr)
-        submitted_at = int(clock)
-    return SubmissionTrace(fate=fate, started_job_id=job_id or None, outcome=outcome, submitted_at=submitted_at)
+def _trace(match: re.Match[str]) -> SubmissionTrace:
+    """The files of one submission: its fate, then what sbatch answered. A result without its last line is not whole."""
+    fate = Fate(match["fate"]) if match["fate"] in {fate.value for fate in Fate} else Fate.MISSING
+    result = _RESULT.fullmatch(match["result"])
+    if result is None:
+        return SubmissionTrace(fate=fate, started_job_id=match["job"])
+    return SubmissionTrace(
+        fate=fate,
+        started_job_id=match["job"],
+        outcome=parse_submission(int(result["status"]), result["stdout"], result["stderr"]),
+        submitted_at=int(result["clock"]),
+    )
 
 
 def _reports(reply: Reply) -> dict[tuple[str, ...], Report]:

@@ -86,7 +86,6 @@ def commit_script(settings: SessionSettings, request: CommitRequest) -> str:
             _function("mark_open", [f": >open/{submit.token}" for submit in submits], " &&\n"),
             _function("archive", [_archive(e) for e in request.effects if isinstance(e, Archive)], " &&\n"),
             _function("effects", [line for e in request.effects for line in _effect(settings, ledger, e)], "\n"),
-            _function("emit_submissions", [f"emit_trace {submit.token}" for submit in submits], "\n"),
             part("commit.sh"),
             "commit\n",
         ]
@@ -108,17 +107,16 @@ def _failure_function() -> str:
 
 def _preparation(settings: SessionSettings, ledger: Ledger, submits: list[Submit]) -> str:
     """Write the files of each submission; nothing refers to them before the ledger does."""
-    lines = []
+    directories = " ".join(f"submissions/{submit.token}" for submit in submits)
+    lines = [f"mkdir {directories}"] if submits else []
     for submit in submits:
         directory = f"submissions/{submit.token}"
         shape = ledger.shapes[submit.shape]
         lines += [
-            f"mkdir {directory}",
             f"printf %s {quote(batch_script(settings, submit.token))} >{directory}/batch.sh",
             f"printf %s {quote(agent_settings(settings, shape, submit))} >{directory}/agent.json",
             f": >{directory}/ready",
         ]
-    directories = " ".join(f"submissions/{submit.token}" for submit in submits)
     drop = f"rm -rf {directories}" if submits else ":"
     return _function("prepare_submissions", lines, " &&\n") + _function("drop_submissions", [drop], "\n")
 

@@ -71,11 +71,11 @@ def _files(directory: Path) -> dict[str, tuple[int, int]]:
 
 def _login_node(place: Place) -> Iterator[Row]:
     shell = place.shell()
-    reply = shell.run(observe_script(place.settings()) + "\nsection times times\n")
+    # In the script's own shell: a section would tell the times of its subshell. What is outside frames is noise.
+    reply = shell.run(observe_script(place.settings()) + "\necho bench_times; times\n")
     shell.close()
-    times = reply.section("times")
-    assert times is not None
-    used = sum(_seconds(word) for word in times.text.split()) * 1000
+    used = sum(_seconds(word) for word in reply.noise.partition("bench_times")[2].split()) * 1000
+    assert used > 0
     yield Row("P11", "CPU of one look on the login node", f"{used:.0f} ms", "<= 50 ms", used <= 50)
     size = (place.directory / "allocation.json").stat().st_size / (MANY + 1)
     yield Row("P11", "ledger for each live allocation", f"{size:.0f} bytes", "<= 2000", size <= 2000)
