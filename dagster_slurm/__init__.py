@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dagster_slurm.allocations.result import ReconcileResult as ReconcileResult
     from dagster_slurm.allocations.snapshot import AllocationSnapshot as AllocationSnapshot
     from dagster_slurm.allocations.snapshot import SessionSnapshot as SessionSnapshot
+    from dagster_slurm.allocations.table import snapshot_table as snapshot_table
     from dagster_slurm.errors import ConfigurationError as ConfigurationError
     from dagster_slurm.errors import DagsterSlurmError as DagsterSlurmError
     from dagster_slurm.errors import PayloadFailed as PayloadFailed
@@ -50,6 +51,7 @@ _HOMES = {
     "SlurmWorkerAllocationConfig": "allocations.config",
     "SlurmWorkerOptions": "resource_options",
     "StartEstimate": "allocations.estimate",
+    "snapshot_table": "allocations.table",
     "WorkerIntent": "allocations.intent",
     "worker_policy": "metadata",
 }

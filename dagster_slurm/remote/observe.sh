@@ -34,29 +34,32 @@ list_drains() {
     done
 }
 
-list_work() {
-    for work_file in "$session"/payloads/*/work.json; do
-        [ -e "$work_file" ] || continue
-        work_dir=${work_file%/work.json}
-        printf '%s\t' "${work_dir##*/}"
-        cat "$work_file"
-        printf '\n'
-    done
+# Paths and contents of files that hold one line each, in one process; a file that is gone meanwhile is left out.
+show_files() {
+    [ -e "$1" ] && grep -H '' "$@" 2>/dev/null
 }
 
-list_reports() {
-    set -- "$session"/nodes/*.json "$session"/cluster/*.json
-    for report_file do
-        [ -e "$report_file" ] || continue
-        printf '%s\t' "$report_file"
-        stat -c %Y "$report_file"
-        cat "$report_file"
-        printf '\n'
-    done
+list_facts() {
+    printf %s "$seen_at"
+    facts_end
+    if [ -e "$session/closing" ]; then printf yes; else printf no; fi
+    facts_end
+    list_drains
+    facts_end
+    # The lease tells the agents that somebody still cares; its new time is also the filesystem's clock.
+    if [ -e "$session/lease" ]; then touch "$session/lease"; fi
+    stat -c '%Y %n' "$session/lease" "$session"/nodes/*.json "$session"/cluster/*.json 2>/dev/null
+    facts_end
+    show_files "$session"/nodes/*.json
+    show_files "$session"/cluster/*.json
+    facts_end
+    show_files "$session"/payloads/*/work.json
 }
+
+facts_end() { printf '\034'; }
 
 observe() {
-    section clock date +%s
+    seen_at=$(date +%s)
     if [ -e "$session/allocation.json" ]; then
         section ledger cat "$session/allocation.json"
     elif [ -d "$session" ]; then
@@ -70,13 +73,5 @@ observe() {
     done
     emit traces 0 "$traces"
     section listing list_jobs
-    # The lease tells the agents that somebody still cares; its new time is also the filesystem's clock.
-    if [ -e "$session/lease" ]; then
-        touch "$session/lease"
-        section lease stat -c %Y "$session/lease"
-    fi
-    if [ -e "$session/closing" ]; then emit closing 0 yes; else emit closing 0 no; fi
-    section drains list_drains
-    section reports list_reports
-    section work list_work
+    section facts list_facts
 }

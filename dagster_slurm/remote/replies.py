@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import attrs
 
 from dagster_slurm.allocations.ledger import read_ledger
 from dagster_slurm.allocations.observation import NO_LEDGER, Fate, Observation, Report, SubmissionTrace
@@ -39,8 +40,8 @@ def read_observation(reply: Reply, settings: SessionSettings, address: str) -> O
         SessionNotFound: there is no such session directory.
         LedgerDamaged, LedgerTooNew: the ledger cannot be read.
     """
-    clock, stored = reply.section("clock"), reply.section("ledger")
-    if clock is None or stored is None or not clock.text.strip().isdigit():
+    facts, stored = _facts(reply), reply.section("ledger")
+    if facts is None or stored is None:
         raise missing(reply, "the login node's clock or the session's ledger", address)
     path = f"{address}:{settings.session_dir}/allocation.json"
     if stored.status == NO_DIRECTORY_STATUS:
@@ -53,9 +54,9 @@ def read_observation(reply: Reply, settings: SessionSettings, address: str) -> O
     if stored.status != 0 and not absent:
         raise LedgerDamaged(f"{path} could not be read.", cluster_said=stored.text)
     listing = reply.section("listing")
-    reports = _reports(reply)
+    reports = _reports(facts, settings.session_dir)
     return Observation(
-        login_clock=int(clock.text),
+        login_clock=facts.login_clock,
         # An empty file is a damaged ledger, not a missing one.
         ledger=None if absent else read_ledger(stored.body, path=path),
         ledger_sha256=NO_LEDGER if absent else hashlib.sha256(stored.body).hexdigest(),
@@ -63,11 +64,11 @@ def read_observation(reply: Reply, settings: SessionSettings, address: str) -> O
         listing=Listing(answered=False, jobs=(), error=reply.noise or "no answer")
         if listing is None
         else parse_listing(listing.status, listing.text),
-        closing=(closing := reply.section("closing")) is not None and closing.text == "yes",
-        drains=frozenset(() if (drains := reply.section("drains")) is None else drains.text.split()),
+        closing=facts.closing,
+        drains=frozenset(facts.drains.split()),
         nodes={key[1:]: report for key, report in reports.items() if key[0] == "nodes"},  # type: ignore[misc]
         cluster={key[1]: report for key, report in reports.items() if key[0] == "cluster"},
-        work=_work(reply),
+        work=_work(facts, settings.session_dir),
     )
 
 
@@ -96,35 +97,55 @@ def _trace(match: re.Match[str]) -> SubmissionTrace:
     )
 
 
-def _reports(reply: Reply) -> dict[tuple[str, ...], Report]:
-    """Agents' files: a line with path and modification time, then one JSON object; a half-written one is skipped."""
-    section, lease = reply.section("reports"), reply.section("lease")
-    if section is None or lease is None or not lease.text.strip().isdigit():
-        return {}
-    now = int(lease.text)
+@attrs.frozen
+class _Facts:
+    """The parts of the last section of a look: what is read after the listing, and the clock from before it."""
+
+    login_clock: int
+    closing: bool
+    drains: str
+    times: str
+    reports: str
+    work: str
+
+
+def _facts(reply: Reply) -> _Facts | None:
+    section = reply.section("facts")
+    parts = [] if section is None else section.text.split("\034")
+    if len(parts) != 6 or not parts[0].isdigit():
+        return None
+    clock, closing, *rest = parts
+    return _Facts(int(clock), closing == "yes", *rest)
+
+
+def _reports(facts: _Facts, session_dir: str) -> dict[tuple[str, ...], Report]:
+    """Agents' files with their ages by the filesystem's clock, which the lease has just been given."""
+    lines = (line.partition(" ") for line in facts.times.splitlines())
+    times = {path: int(time) for time, _, path in lines if time.isdigit()}
+    now = times.get(f"{session_dir}/lease")
     found: dict[tuple[str, ...], Report] = {}
-    lines = section.text.split("\n")
-    for head, body in itertools.pairwise(lines):
-        path, _, modified = head.rpartition("\t")
-        content = _json_object(body)
-        if not path or not modified.isdigit() or content is None:
+    for path, content in _files(facts.reports, session_dir):
+        if now is None or path not in times:
             continue
-        folder, _, name = path.removesuffix(".json").rpartition("/")
-        kind = folder.rpartition("/")[2]
-        report = Report(content=content, age_seconds=max(0, now - int(modified)))
-        if kind == "nodes":
-            job_id, _, node = name.partition(".")
-            found[("nodes", job_id, node)] = report
-        elif kind == "cluster":
-            found[("cluster", name)] = report
+        folder, _, name = path.removeprefix(f"{session_dir}/").removesuffix(".json").partition("/")
+        report = Report(content=content, age_seconds=max(0, now - times[path]))
+        key = (folder, *name.split(".", 1)) if folder == "nodes" else (folder, name)
+        found[key] = report
     return found
 
 
-def _work(reply: Reply) -> dict[str, Mapping[str, Any]]:
-    section = reply.section("work")
-    rows = () if section is None else (line.partition("\t") for line in section.text.splitlines())
-    found = {payload: _json_object(text) for payload, _, text in rows}
-    return {payload: content for payload, content in found.items() if content is not None}
+def _work(facts: _Facts, session_dir: str) -> dict[str, Mapping[str, Any]]:
+    return {path.split("/")[-2]: content for path, content in _files(facts.work, session_dir)}
+
+
+def _files(text: str, session_dir: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Path and JSON object of each line that ``grep -H`` printed; one that is no JSON object is left out."""
+    for line in text.splitlines():
+        # The directory may hold a colon; what follows it does not.
+        path, colon, body = line.removeprefix(session_dir).partition(":")
+        content = _json_object(body)
+        if colon and content is not None:
+            yield session_dir + path, content
 
 
 def _json_object(text: str) -> dict[str, Any] | None:

@@ -52,13 +52,10 @@ def recorded_look(version: str, name: str) -> tuple[bytes, SessionSnapshot]:
         session_id="recorded", job_name=job_name_for("recorded"), head=records[0], workers=tuple(records[1:])
     )
     reply = frames(
-        ("clock", 0, b"1796127300\n"),
         ("ledger", 0, ledger.to_bytes()),
+        ("traces", 0, b""),
         ("listing", recording.status, recording.text.encode()),
-        ("closing", 0, b"no"),
-        ("drains", 0, b""),
-        ("reports", 0, b""),
-        ("work", 0, b""),
+        ("facts", 0, b"1796127300\034no\034\034\034\034"),
     )
     found = look(reply)
     assert found is not None
