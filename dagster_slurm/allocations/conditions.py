@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import attrs
 
 from dagster_slurm.allocations.ledger import AllocationRecord
@@ -29,20 +27,24 @@ class Condition:
         state: Slurm's word, the final state from accounting, ``"ENDED"``; None when it could not be observed.
         job: The scheduler's row, when there is one.
         absent_but_live: Accounting calls it live although the listing lacks it: not yet believed to have ended.
+        kind: Class of the state; None when the state is unknown.
+        live: True when pending, running or in a state we do not know; False when ended; None when unknown.
     """
 
     state: str | None
     job: ListedJob | None = None
     absent_but_live: bool = False
 
-    @cached_property
-    def kind(self) -> StateClass | None:
-        """Class of the state; None when the state is unknown."""
+    kind: StateClass | None = attrs.field(init=False)
+    live: bool | None = attrs.field(init=False)
+
+    # Both are asked for again and again for each of hundreds of allocations.
+    @kind.default
+    def _kind(self) -> StateClass | None:
         return None if self.state is None else state_class(self.state)
 
-    @property
-    def live(self) -> bool | None:
-        """True when pending, running or in a state we do not know; False when ended; None when unknown."""
+    @live.default
+    def _live(self) -> bool | None:
         return None if self.kind is None else self.kind is not StateClass.ENDED
 
     @property

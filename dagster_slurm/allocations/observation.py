@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import attrs
@@ -128,5 +128,10 @@ def comment_for(session_id: str, token: str) -> str:
 
 def tokens_of(job: ListedJob) -> frozenset[str]:
     """Tokens that a job carries in its comment or its command; a site may have overwritten or wrapped the comment."""
-    found = [_COMMENT.search(job.comment or ""), _COMMAND.search((job.command or "").rstrip())]
+    return _tokens_in(job.comment or "", job.command or "")
+
+
+@lru_cache(maxsize=4096)
+def _tokens_in(comment: str, command: str) -> frozenset[str]:
+    found = [_COMMENT.search(comment), _COMMAND.search(command.rstrip())]
     return frozenset(match.group(1) for match in found if match is not None)

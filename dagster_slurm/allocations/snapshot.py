@@ -200,14 +200,14 @@ def build_snapshot(ledger: Ledger, observation: Observation) -> SessionSnapshot:
 
 
 def _unrecorded(observation: Observation, known: set[str]) -> tuple[str, ...]:
-    jobs = [job for job in observation.listing.jobs if Condition(state=job.state).live is not False]
-    return tuple(job.slurm_job_id for job in jobs if job.slurm_job_id not in known)
+    strangers = [job for job in observation.listing.jobs if job.slurm_job_id not in known]
+    return tuple(job.slurm_job_id for job in strangers if Condition(state=job.state).live is not False)
 
 
 def _role(record: AllocationRecord, ledger: Ledger) -> str:
-    if record == ledger.head:
+    if record is ledger.head:
         return HEAD
-    if record == ledger.successor:
+    if record is ledger.successor:
         return "successor"
     return "predecessor" if record in ledger.predecessors else WORKER
 

@@ -1,5 +1,5 @@
 # One commit: take the lock, check that nothing changed, put the new ledger in place, perform the effects.
-# Parameters: session nonce expected new_sum observed_at job_name needs_controller even_if_closing
+# Parameters: session cluster nonce expected new_sum observed_at job_name needs_controller even_if_closing
 #   lock_wait lock_stale effect_limit age_limit; functions prepare_submissions, mark_open, archive, effects, observe.
 
 # Files are made with printf: a failed redirection of `:` would end the whole shell.
@@ -157,9 +157,9 @@ effect_cancel() {
     may_act || { skip cancel; return; }
     checkpoint before-cancel
     if [ "$cancel_state" = pending ]; then
-        cancel_said=$(timeout -k 2 12 scancel --state=PENDING --name="$job_name" --user="$user_name" "$@" 2>&1 </dev/null)
+        cancel_said=$(timeout -k 2 12 scancel ${cluster:+--clusters="$cluster"} --state=PENDING --name="$job_name" --user="$user_name" "$@" 2>&1 </dev/null)
     else
-        cancel_said=$(timeout -k 2 12 scancel --name="$job_name" --user="$user_name" "$@" 2>&1 </dev/null)
+        cancel_said=$(timeout -k 2 12 scancel ${cluster:+--clusters="$cluster"} --name="$job_name" --user="$user_name" "$@" 2>&1 </dev/null)
     fi
     note "cancelled $? $cancel_said"
     checkpoint after-cancel
@@ -185,13 +185,13 @@ effect_close() {
     printf '' >closing || skip closing
     checkpoint closing-marked
     controller_answers || { skip cancel; return; }
-    cancel_said=$(timeout -k 2 12 scancel --name="$job_name" --user="$user_name" 2>&1 </dev/null)
+    cancel_said=$(timeout -k 2 12 scancel ${cluster:+--clusters="$cluster"} --name="$job_name" --user="$user_name" 2>&1 </dev/null)
     note "cancelled $? $cancel_said"
 }
 
 # Costs a few milliseconds, or two seconds when the controller is dead or hangs; a command costs ten then.
 controller_answers() {
-    pinged=$(timeout -k 1 2 scontrol ping 2>&1 </dev/null)
+    pinged=$(timeout -k 1 2 scontrol ${cluster:+--clusters="$cluster"} ping 2>&1 </dev/null)
     case $pinged in *' is UP'*) return 0 ;; esac
     return 1
 }

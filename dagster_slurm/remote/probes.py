@@ -16,15 +16,16 @@ from dagster_slurm.slurm.replies import TestOnlyReply, parse_test_only
 LOG_TAIL_BYTES = 16_384
 
 
-def starts_script(options: Sequence[tuple[str, ...]]) -> str:
+def starts_script(options: Sequence[tuple[str, ...]], cluster: str | None = None) -> str:
     """Ask about each option list, after a cheap look at whether the controller answers at all."""
     lines = ["SLURM_TIME_FORMAT=%s; export SLURM_TIME_FORMAT"]
     for words in options:
         probe = command((*TIME_BOUND, "sbatch", "--test-only", *words, "--wrap=:"))
         lines.append(f"section now date +%s; section start {probe}")
-    lines.append(f"section partitions {command(partitions_arguments())}")
+    lines.append(f"section partitions {command(partitions_arguments(cluster))}")
     asked = "\n".join(lines)
-    return f"""pinged=$(timeout -k 1 2 scontrol ping 2>&1)
+    named = "" if cluster is None else f" --clusters={quote(cluster)}"
+    return f"""pinged=$(timeout -k 1 2 scontrol{named} ping 2>&1)
 emit ping "$?" "$pinged"
 case $pinged in *' is UP'*)
 {asked}

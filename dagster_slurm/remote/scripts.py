@@ -70,6 +70,7 @@ def commit_script(settings: SessionSettings, request: CommitRequest) -> str:
         "new_sum": hashlib.sha256(request.ledger).hexdigest(),
         "observed_at": str(request.observed_at),
         "job_name": settings.job_name,
+        "cluster": settings.cluster or "",
         "needs_controller": "yes" if needs_controller else "no",
         "even_if_closing": "yes" if request.even_if_closing else "no",
         "lock_wait": str(settings.lock_wait_seconds),

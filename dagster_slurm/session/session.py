@@ -167,7 +167,11 @@ class AllocationSession:
 
     def probe_starts(self, options: Sequence[tuple[str, ...]]) -> tuple[StartProbe, ...]:
         """Ask ``sbatch --test-only`` about option lists, in one remote command; a dead controller costs two seconds."""
-        return read_starts(self._shell.run(starts_script(options), timeout_seconds=120), len(options), self.address)
+        return read_starts(
+            self._shell.run(starts_script(options, self._settings.cluster), timeout_seconds=120),
+            len(options),
+            self.address,
+        )
 
     # -- act ---------------------------------------------------------------------------------------
 

@@ -100,7 +100,7 @@ def word_or_none(text: str) -> str | None:
 def number_or_none(text: str) -> int | None:
     """A printed whole number, or None for anything else."""
     stripped = text.strip()
-    return int(stripped) if re.fullmatch(r"[0-9]{1,18}", stripped) else None
+    return int(stripped) if stripped.isascii() and stripped.isdigit() and len(stripped) <= 18 else None
 
 
 def said(status: int, text: str) -> str:

@@ -327,3 +327,20 @@ def test_ending_session_starts_no_new_work(place: Place, observer: Observer) -> 
     assert session.end().complete
     assert observer.accepted() == []
     assert observer.queue() == {}
+
+
+def test_a_named_cluster_is_named_in_every_command(box: SlurmBox, place: Place, observer: Observer) -> None:
+    (name,) = [
+        line.split("=")[1].strip()
+        for line in box.run(["scontrol", "show", "config"]).stdout.splitlines()
+        if line.startswith("ClusterName")
+    ]
+    named = attrs.evolve(place, limits={"cluster": name})
+    session = named.create()
+    assert len(session.reconcile_workers(WorkerIntent("w", 2, HELD)).submitted) == 2
+    assert session.estimate_worker_starts([SlurmWorkerAllocationConfig()])[0].answered
+    assert len(session.reconcile_workers(WorkerIntent("w", 1)).released) == 1
+    until(lambda: len(observer.workers()) == 1, "one is left")
+    assert session.inspect().certain
+    assert session.end().complete
+    assert observer.queue() == {}

@@ -88,6 +88,16 @@ def test_small_packets_are_not_held_back(server: Sshd) -> None:
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
+def test_M_4_a_long_home_is_no_obstacle(server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Connections are kept in this process: there is no control socket whose path could be too long.
+    home = tmp_path / ("h" * 180)
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    with shell_to(server.address()) as shell:
+        assert all(shell.run("section t true").complete for _ in range(2))
+    assert list(home.iterdir()) == []
+
+
 def test_M_7_an_unknown_key_is_refused_before_anything_is_sent(server: Sshd, tmp_path: Path) -> None:
     (tmp_path / "known_hosts").write_text("")
     before = server.logged("userauth-request")

@@ -15,6 +15,8 @@ from dagster_slurm.slurm.replies import (
     parse_ping,
     parse_submission,
     parse_test_only,
+    sacct_arguments,
+    squeue_arguments,
 )
 from dagster_slurm.slurm.tres import gpus_per_node_requested, parse_tres, total_gpus
 from dagster_slurm_tests.recordings import names, read, versions
@@ -185,3 +187,8 @@ def test_H_5_H_11_refused_and_silent_estimates(version: str) -> None:
 def test_pings(version: str) -> None:
     answers = {name: read(version, name) for name in ("ping", "ping-controller-dead", "ping-controller-stopped")}
     assert [name for name, recording in answers.items() if parse_ping(recording.status, recording.text)] == ["ping"]
+
+
+def test_D_14_no_command_asks_for_json_whose_shape_differs_by_version() -> None:
+    commands = [squeue_arguments("name"), sacct_arguments(["1"], 0)]
+    assert not any("json" in word or "yaml" in word for words in commands for word in words)
