@@ -11,12 +11,13 @@ import attrs
 
 from dagster_slurm.allocations.config import EffectiveShape, SlurmWorkerAllocationConfig
 from dagster_slurm.allocations.estimate import StartEstimate, StartProbe
-from dagster_slurm.allocations.intent import WorkerIntent
+from dagster_slurm.allocations.intent import WorkerIntent, check_intent_key
 from dagster_slurm.allocations.ledger import Ledger
 from dagster_slurm.allocations.lifecycle import is_over, live_jobs, open_tokens, plan_addition, plan_end
 from dagster_slurm.allocations.observation import Observation
 from dagster_slurm.allocations.plan import HeldBackReasons, Plan, Site, Submit
 from dagster_slurm.allocations.result import EndResult, ReconcileResult
+from dagster_slurm.allocations.roles import AssignmentResult, plan_assignment
 from dagster_slurm.allocations.settings import SessionSettings
 from dagster_slurm.allocations.snapshot import AllocationSnapshot, SessionSnapshot, build_snapshot
 from dagster_slurm.allocations.workers import (
@@ -98,8 +99,6 @@ class AllocationSession:
         """The login node, for messages."""
         return self._shell.address
 
-    # -- observe -----------------------------------------------------------------------------------
-
     def inspect(self) -> SessionSnapshot:
         """Observe every allocation: one remote command, one ``squeue``; waits for no allocation.
 
@@ -142,8 +141,6 @@ class AllocationSession:
         records = () if self._ledger is None else self._ledger.records()
         return tuple(record.slurm_job_id for record in records if record.final_state is None)
 
-    # -- estimate ----------------------------------------------------------------------------------
-
     def estimate_worker_starts(
         self, candidates: Sequence[SlurmWorkerAllocationConfig], estimator: StartEstimator | None = None
     ) -> Sequence[StartEstimate]:
@@ -172,8 +169,6 @@ class AllocationSession:
             len(options),
             self.address,
         )
-
-    # -- act ---------------------------------------------------------------------------------------
 
     def reconcile_workers(
         self,
@@ -230,6 +225,27 @@ class AllocationSession:
             held_back=HeldBackReasons(outcome.held_back),
         )
 
+    def assign_worker_intent(self, slurm_job_id: str, key: str | None) -> AssignmentResult:
+        """Move a live worker allocation into an intent, or out of every intent with None.
+
+        One that leaves every intent is never released by a count. One that joins an intent has no ``submitted_at``, so
+        ``pending_timeout`` never cancels it. One that is being released keeps its intent until it ends.
+
+        Raises:
+            ConfigurationError: a key that cannot name an intent.
+            RemoteError: the login node could not be asked.
+        """
+        if key is not None:
+            check_intent_key(key)
+        outcome = carry_out(self._site, lambda o: plan_assignment(self._known(o), o, slurm_job_id, key))
+        self._ledger = outcome.ledger
+        record = outcome.ledger.record(slurm_job_id)
+        return AssignmentResult(
+            slurm_job_id=slurm_job_id,
+            intent=None if record is None else record.intent,
+            held_back=next(iter(outcome.held_back), None),
+        )
+
     def add_worker_allocation(self, config: SlurmWorkerAllocationConfig | None = None) -> AllocationSnapshot:
         """Submit one worker allocation that belongs to no intent: no count ever releases it.
 
@@ -273,8 +289,6 @@ class AllocationSession:
             if time.monotonic() >= until:
                 return EndResult(complete=False, live=live_jobs(observation), unresolved=len(open_tokens(observation)))
             time.sleep(0.5)
-
-    # -- payloads ----------------------------------------------------------------------------------
 
     def start_payload(
         self,

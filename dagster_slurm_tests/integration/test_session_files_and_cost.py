@@ -87,3 +87,20 @@ def test_growing_by_twenty_is_three_commands(box: SlurmBox, place: Place, observ
     unchanged = cost(box, 0, 0)
     session.reconcile_workers(WorkerIntent("w", 20, HELD))
     assert cost(box, *unchanged) == (1, 2)
+
+
+def test_an_allocation_changes_its_role(box: SlurmBox, place: Place, observer: Observer) -> None:
+    session = place.create()
+    added = session.add_worker_allocation(HELD).slurm_job_id
+    assert added is not None
+    session.reconcile_workers(WorkerIntent("w", 1, HELD))
+    assert session.assign_worker_intent(added, "w").intent == "w"
+    (kept,) = [w.slurm_job_id for w in session.inspect().workers("w") if w.slurm_job_id != added]
+    assert kept is not None
+    assert session.assign_worker_intent(kept, None).intent is None
+    # From now on the added one is counted and released, and the other is nobody's.
+    assert session.reconcile_workers(WorkerIntent("w", 0)).released == (added,)
+    until(lambda: set(observer.workers()) == {kept}, "only the kept one is left")
+    refused = session.assign_worker_intent(added, None)
+    assert refused.held_back is not None
+    assert refused.held_back.code in ("releasing", "not_live")
