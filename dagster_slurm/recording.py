@@ -220,7 +220,9 @@ class Recorder:
             self.submitted.update(dict.fromkeys((*tick.result.submitted, *tick.result.recovered)))
             self.released.update(dict.fromkeys((*tick.result.released, *tick.result.expired)))
         seen = numbers(tick)
-        self.most_workers_live = max(self.most_workers_live, int(seen.get("live", 0)))
+        # What was submitted in this tick is pending already; the next look may come after its end.
+        counted = 0 if tick.result is None else len(tick.result.live)
+        self.most_workers_live = max(self.most_workers_live, int(seen.get("live", 0)), counted)
         self.most_workers_ready = max(self.most_workers_ready, int(seen.get("ready", 0)))
         if "granted_gpus" in seen:
             self.most_granted_gpus = max(self.most_granted_gpus or 0, int(seen["granted_gpus"]))
