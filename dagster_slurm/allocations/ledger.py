@@ -246,24 +246,32 @@ def flat_json(item: AllocationRecord | OpenSubmission) -> dict[str, Any]:
 def _flat(cls: type[_T], document: Any) -> _T:
     if not isinstance(document, dict):
         raise TypeError(f"{cls.__name__} is not an object: {document!r}")
-    names = [a.name for a in attrs.fields(cls) if a.name != "extra"]  # type: ignore[arg-type]
     # A key that is not there is damage: a default would make "released" or "ended" unsaid.
-    known = {name: document[name] for name in names}
-    for name, value in known.items():
-        expected = bool if name == "dated" else int if name in _INTEGERS else str
-        wrong = not isinstance(value, expected) or (expected is int and isinstance(value, bool))
-        if value is None and name not in _REQUIRED:
-            wrong = False
-        if wrong or value == "":
-            raise TypeError(f"{cls.__name__}.{name} is {value!r}")
+    known = {name: document[name] for name, _ in _SCHEMAS[cls]}
+    for name, types in _SCHEMAS[cls]:
+        # Exactly these types: True is no number here.
+        if type(known[name]) not in types or known[name] == "":
+            raise TypeError(f"{cls.__name__}.{name} is {known[name]!r}")
     if known.get("role", HEAD) not in (HEAD, WORKER):
         raise ValueError(f"{cls.__name__}.role is {known['role']!r}")
     extra = {key: value for key, value in document.items() if key not in known}
     return cls(**known, extra=extra)  # type: ignore[call-arg]
 
 
+def _schema(cls: type[Any]) -> tuple[tuple[str, tuple[type, ...]], ...]:
+    """Name and allowed types of each stored field."""
+    found = []
+    for name in (field.name for field in attrs.fields(cls) if field.name != "extra"):
+        expected = bool if name == "dated" else int if name in _INTEGERS else str
+        found.append((name, (expected,) if name in _REQUIRED else (expected, type(None))))
+    return tuple(found)
+
+
 _INTEGERS = {"submitted_at", "drain_deadline", "absent_since", "ended_at", "prepared_at"}
 _REQUIRED = {"slurm_job_id", "token", "shape", "role", "prepared_at", "dated"}
+_SCHEMAS: dict[type[Any], tuple[tuple[str, tuple[type, ...]], ...]] = {
+    cls: _schema(cls) for cls in (AllocationRecord, OpenSubmission)
+}
 
 
 def _records(documents: Any) -> tuple[AllocationRecord, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from ClusterShell.NodeSet import (
@@ -21,6 +22,7 @@ _RANGE: Final = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 _WORDS: Final = frozenset({"", "(null)", "n/a", "none", "none assigned", "unknown"})
 
 
+@lru_cache(maxsize=1024)
 def expand_hostlist(text: str | None) -> tuple[str, ...]:
     """The node names of a host list, sorted, each once, padding kept: ``h[09-10],x`` gives h09, h10, x.
 

@@ -167,7 +167,7 @@ def _damaged(what: str, text: str) -> Listing:
 
 def _listed_job(job_id: str, columns: list[str]) -> ListedJob | None:
     # What stands in one line by nature: a line break in it is a message printed into the middle of a row.
-    if any("\n" in column for column in columns[1:14]):
+    if "\n" in "".join(columns[1:14]):
         return None
     state = canonical_state(columns[1])
     kind = StateClass.UNFAMILIAR if state is None else state_class(state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
@@ -99,6 +100,7 @@ _ENDED: Final = frozenset(
 _KNOWN_WORDS: Final = frozenset(_LONG_WORDS.values()) | {ENDED}
 
 
+@lru_cache(maxsize=1024)
 def canonical_state(raw: str | None) -> str | None:
     """One spelling of a job state: the long word, in capitals.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
@@ -42,6 +43,7 @@ def total_gpus(tres: Mapping[str, str] | None) -> int | None:
     return sum(known) if known and len(known) == len(typed) else None
 
 
+@lru_cache(maxsize=1024)
 def gpus_per_node_requested(tres_per_node: str | None) -> int | None:
     """GPUs per node of a request as squeue's ``tres-per-node`` prints it: ``gres:gpu:2``, ``gres/gpu:a100:2``.
 
