@@ -91,10 +91,8 @@ def cluster_argument(cluster: str | None) -> str:
     return "--local" if cluster is None else f"--clusters={cluster}"
 
 
-def word_or_none(text: str) -> str | None:
-    """A printed value, or None for nothing and for the words that Slurm prints in its place."""
-    stripped = text.strip()
-    return None if stripped in {"", "N/A", "(null)", "None", "NONE", "Unknown", "None assigned"} else stripped
+WORDS_FOR_NOTHING: Final = frozenset({"", "N/A", "(null)", "None", "NONE", "Unknown", "None assigned"})
+"""What Slurm prints in place of a value."""
 
 
 def number_or_none(text: str) -> int | None:

@@ -12,13 +12,13 @@ from dagster_slurm.slurm.commands import (
     BOUNDED,
     FIELD_END,
     ROW_END,
+    WORDS_FOR_NOTHING,
     ReplyFault,
     cluster_argument,
     fault_of,
     names_usage_error,
     number_or_none,
     said,
-    word_or_none,
 )
 from dagster_slurm.slurm.durations import parse_walltime
 from dagster_slurm.slurm.hostlists import expand_hostlist
@@ -171,23 +171,24 @@ def _listed_job(job_id: str, columns: list[str]) -> ListedJob | None:
         return None
     state = canonical_state(columns[1])
     kind = StateClass.UNFAMILIAR if state is None else state_class(state)
+    words = [None if column in WORDS_FOR_NOTHING else column for column in map(str.strip, columns)]
     return ListedJob(
         slurm_job_id=job_id,
         name=columns[14],
         state=state,
-        reason=None if kind is StateClass.ENDED else word_or_none(columns[15]),
+        reason=None if kind is StateClass.ENDED else words[15],
         time_left_seconds=parse_walltime(columns[2]) if kind is StateClass.RUNNING else None,
         time_limit_seconds=parse_walltime(columns[3]),
         submitted_at=number_or_none(columns[4]),
         expected_start_at=number_or_none(columns[5]) if kind is StateClass.PENDING else None,
         nodes=expand_hostlist(columns[7]),
         requested_nodes=number_or_none(columns[6]),
-        tres=word_or_none(columns[8]),
-        tres_per_node=word_or_none(columns[9]),
-        partition=word_or_none(columns[10]),
-        qos=word_or_none(columns[11]),
-        account=word_or_none(columns[12]),
-        user=word_or_none(columns[13]),
-        command=word_or_none(columns[16]),
-        comment=word_or_none(columns[17]),
+        tres=words[8],
+        tres_per_node=words[9],
+        partition=words[10],
+        qos=words[11],
+        account=words[12],
+        user=words[13],
+        command=words[16],
+        comment=words[17],
     )
