@@ -194,7 +194,11 @@ class SimulatedSite:
         yield "checked"
         files.open |= set(_tokens(request.effects))
         yield "marked"
-        if files.lock_owner != me or me not in files.prepared:
+        if files.lock_owner != me:
+            return self._refused(request, "changed")
+        # Looking at the owner and renaming are two acts: what keeps a late rename from doing harm is the fence.
+        yield "owner-checked"
+        if me not in files.prepared:
             return self._refused(request, "changed")
         files.ledger = files.prepared.pop(me)
         yield "in-place"
