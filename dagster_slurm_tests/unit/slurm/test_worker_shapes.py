@@ -191,3 +191,12 @@ def test_configs_are_values() -> None:
     assert pickle.loads(pickle.dumps(config)).account is INHERIT
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         config.partition = "q"  # type: ignore[misc]
+
+
+def test_what_is_no_object_is_no_shape() -> None:
+    with pytest.raises(ConfigurationError, match="is not a worker shape"):
+        EffectiveShape.from_json(["partition"])  # type: ignore[arg-type]
+
+
+def test_what_is_left_out_reads_so() -> None:
+    assert "partition=INHERIT" in repr(SlurmWorkerAllocationConfig())
