@@ -246,12 +246,13 @@ def flat_json(item: AllocationRecord | OpenSubmission) -> dict[str, Any]:
 def _flat(cls: type[_T], document: Any) -> _T:
     if not isinstance(document, dict):
         raise TypeError(f"{cls.__name__} is not an object: {document!r}")
-    # A key that is not there is damage: a default would make "released" or "ended" unsaid.
-    known = {name: document[name] for name, _ in _SCHEMAS[cls]}
+    known = {}
     for name, types in _SCHEMAS[cls]:
+        # A key that is not there is damage: a default would make "released" or "ended" unsaid.
+        value = known[name] = document[name]
         # Exactly these types: True is no number here.
-        if type(known[name]) not in types or known[name] == "":
-            raise TypeError(f"{cls.__name__}.{name} is {known[name]!r}")
+        if type(value) not in types or value == "":
+            raise TypeError(f"{cls.__name__}.{name} is {value!r}")
     if known.get("role", HEAD) not in (HEAD, WORKER):
         raise ValueError(f"{cls.__name__}.role is {known['role']!r}")
     extra = {key: value for key, value in document.items() if key not in known}
@@ -260,11 +261,9 @@ def _flat(cls: type[_T], document: Any) -> _T:
 
 def _schema(cls: type[Any]) -> tuple[tuple[str, tuple[type, ...]], ...]:
     """Name and allowed types of each stored field."""
-    found = []
-    for name in (field.name for field in attrs.fields(cls) if field.name != "extra"):
-        expected = bool if name == "dated" else int if name in _INTEGERS else str
-        found.append((name, (expected,) if name in _REQUIRED else (expected, type(None))))
-    return tuple(found)
+    names = [field.name for field in attrs.fields(cls) if field.name != "extra"]
+    types = {name: bool if name == "dated" else int if name in _INTEGERS else str for name in names}
+    return tuple((name, (types[name],) if name in _REQUIRED else (types[name], type(None))) for name in names)
 
 
 _INTEGERS = {"submitted_at", "drain_deadline", "absent_since", "ended_at", "prepared_at"}

@@ -9,7 +9,7 @@ from dagster_slurm.allocations.settings import SessionSettings
 from dagster_slurm.remote.frames import Reply, quote
 from dagster_slurm.remote.replies import missing
 from dagster_slurm.remote.scripts import command
-from dagster_slurm.remote.submission import TIME_BOUND
+from dagster_slurm.slurm.commands import BOUNDED
 from dagster_slurm.slurm.partitions import parse_partitions, partitions_arguments
 from dagster_slurm.slurm.replies import TestOnlyReply, parse_test_only
 
@@ -20,7 +20,7 @@ def starts_script(options: Sequence[tuple[str, ...]], cluster: str | None = None
     """Ask about each option list, after a cheap look at whether the controller answers at all."""
     lines = ["SLURM_TIME_FORMAT=%s; export SLURM_TIME_FORMAT"]
     for words in options:
-        probe = command((*TIME_BOUND, "sbatch", "--test-only", *words, "--wrap=:"))
+        probe = command((*BOUNDED, "sbatch", "--test-only", *words, "--wrap=:"))
         lines.append(f"section now date +%s; section start {probe}")
     lines.append(f"section partitions {command(partitions_arguments(cluster))}")
     asked = "\n".join(lines)

@@ -9,10 +9,8 @@ from dagster_slurm.allocations.observation import comment_for
 from dagster_slurm.allocations.plan import Submit
 from dagster_slurm.allocations.settings import SessionSettings
 from dagster_slurm.remote.frames import quote
+from dagster_slurm.slurm.commands import BOUNDED
 from dagster_slurm.slurm.options import sbatch_arguments
-
-#: Bound on every Slurm command: a controller that hangs answers after about ten seconds by itself.
-TIME_BOUND = ("timeout", "-k", "2", "12")
 
 
 def sbatch_options(settings: SessionSettings, shape: EffectiveShape, token: str) -> tuple[str, ...]:
@@ -29,7 +27,7 @@ def sbatch_options(settings: SessionSettings, shape: EffectiveShape, token: str)
 def submit_command(settings: SessionSettings, shape: EffectiveShape, token: str) -> tuple[str, ...]:
     """The command that submits; the path of the batch script carries the token as well."""
     options = sbatch_options(settings, shape, token)
-    return (*TIME_BOUND, "sbatch", *options, f"{settings.submission_dir(token)}/batch.sh")
+    return (*BOUNDED, "sbatch", *options, f"{settings.submission_dir(token)}/batch.sh")
 
 
 def agent_settings(settings: SessionSettings, shape: EffectiveShape, submit: Submit) -> str:
