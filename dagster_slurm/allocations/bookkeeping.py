@@ -95,6 +95,10 @@ def _resolve_submissions(ledger: Ledger, observation: Observation) -> _Resolved:
     for token, submission in ledger.worker_submissions.items():
         trace = observation.traces.get(token, SubmissionTrace(fate=Fate.MISSING))
         job_id = by_token.get(token) or job_of(trace)
+        if trace.fate is Fate.REVOKED:
+            # Settled, even when its job came late: that one finds nothing to claim, so it is cancelled, never counted.
+            ledger = ledger.without_submission(token)
+            continue
         if job_id is not None:
             # An id that stands in a record was used before: that record leaves within an hour, and until then the
             # submission stays open and counts as live.
@@ -107,7 +111,7 @@ def _resolve_submissions(ledger: Ledger, observation: Observation) -> _Resolved:
             refused.append(trace.outcome.text)
             ledger = ledger.without_submission(token)
             revocations.append(Revoke(token, trace.fate))
-        elif trace.fate is Fate.REVOKED or (trace.fate is Fate.MISSING and revocation is not None):
+        elif trace.fate is Fate.MISSING and revocation is not None:
             ledger = ledger.without_submission(token)
         elif revocation is not None:
             revocations.append(revocation)
