@@ -131,11 +131,12 @@ class Ticker:
         intents = tuple(
             WorkerIntent(key=intent.key, count=0, drain_timeout=END_DRAIN_SECONDS) for intent in self._used.values()
         )
+        # Looked at before they go: work that ends soon after a submission leaves no other record of its workers.
+        snapshot = self._session.inspect()
         result = self._session.reconcile_workers(intents)
         released = _listed(result.released) or "nothing was left to release"
-        self._recorder.add(
-            Tick(decision=f"The work has ended; workers released: {released}.", intents=intents, result=result)
-        )
+        sentence = f"The work has ended; workers released: {released}."
+        self._recorder.add(Tick(decision=sentence, snapshot=snapshot, intents=intents, result=result))
 
     def stop_asking(self) -> None:
         """Ignore a policy that has not answered yet."""

@@ -224,7 +224,7 @@ def test_Q_1_an_interrupt_stops_the_payload_and_releases_the_workers(interrupt: 
     with pytest.raises(interrupt):
         ran.run()
     names = [call.name for call in ran.session.calls]
-    assert names[-2:] == ["cancel_payload", "reconcile_workers"]
+    assert names[-3:] == ["cancel_payload", "inspect", "reconcile_workers"]
     assert ran.session.called("reconcile_workers")[-1]["intents"][0].count == 0
 
 

@@ -53,6 +53,21 @@ def test_J_1_a_submission_without_an_answer_counts_until_its_job_is_found() -> N
     assert (adopted.intent, adopted.submitted_at) == (KEY, NOW - 9)
 
 
+@pytest.mark.parametrize("answer", [None, Submitted("7")])
+def test_a_job_that_came_after_its_submission_was_revoked_is_cancelled_and_replaced(answer: Submitted | None) -> None:
+    # The rename won: the job finds nothing to claim, so it never works, however long it waits.
+    late = look(
+        ledger(opened=(submission(7),)),
+        job(7, "PENDING"),
+        traces={token(7): SubmissionTrace(fate=Fate.REVOKED, outcome=answer)},
+    )
+    plan = reconcile(late, intent(1))
+    assert plan.adopted == ()
+    assert plan.ledger.revoked_tokens == (token(7),)
+    assert Cancel(("7",), only_pending=False) in plan.effects
+    assert len(effects(plan, Submit)) == 1
+
+
 def test_an_adopted_job_without_a_result_is_dated_when_it_was_planned() -> None:
     plan = reconcile(look(ledger(opened=(submission(7),)), job(7)), intent(1))
     assert plan.ledger.record("7").submitted_at == NOW - 10  # type: ignore[union-attr]
