@@ -6,12 +6,6 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from ClusterShell.NodeSet import (
-    RESOLVER_NOGROUP,
-    NodeSet,
-    NodeSetException,
-)
-
 NODES_LIMIT: Final = 65_536
 """More nodes than this in one list is damage: a Slurm cluster is smaller."""
 
@@ -35,6 +29,9 @@ def expand_hostlist(text: str | None) -> tuple[str, ...]:
     evened = _BRACKETS.sub(_even_widths, stripped)
     if _upper_bound(evened) > NODES_LIMIT:
         return ()
+    # Late, because whoever imports this package need not wait for it.
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
     try:
         # Without a group resolver no configuration file is read and no command runs.
         return tuple(NodeSet(evened, resolver=RESOLVER_NOGROUP))

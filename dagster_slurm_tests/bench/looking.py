@@ -119,5 +119,8 @@ def importing(_: Bench) -> Iterator[Row]:
         return lambda: subprocess.run([sys.executable, "-c", code], check=True)
 
     found = medians({"dagster": run("import dagster"), "both": run(f"import dagster\n{ours}")}, repeat=5)
-    extra = (found["both"] - found["dagster"]) * 1000
-    yield Row("P10", "import above dagster's own", f"{extra:.0f} ms", "<= 150 ms", extra <= 150)
+    extra = found["both"] - found["dagster"]
+    ratio = extra / found["dagster"]
+    # 150 ms where Dagster's own import takes 360 ms, as it did when the target was set.
+    measured = f"{extra * 1000:.0f} ms, {ratio:.2f} x dagster's"
+    yield Row("P10", "import above dagster's own", measured, "<= 0.42 x (150 ms of 360)", ratio <= 0.42)
