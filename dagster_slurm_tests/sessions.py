@@ -184,7 +184,9 @@ class Observer:
         text = self._log.read_bytes()[self._mark :].decode(errors="replace")
         ids = re.findall(r"_slurm_rpc_submit_batch_job: JobId=(\d+) ", text)
         listing = self._box.run(["squeue", "--noheader", "--states=all", "--format=%A %j"]).stdout
-        foreign = {job for job, name in map(str.split, listing.splitlines()) if name != self._place.job_name}
+        foreign = {
+            job for job, _, name in (row.partition(" ") for row in listing.splitlines()) if name != self._place.job_name
+        }
         return [job for job in ids if job not in foreign]
 
     def ledger(self) -> dict[str, Any]:

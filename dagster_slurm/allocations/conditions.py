@@ -6,7 +6,7 @@ import attrs
 
 from dagster_slurm.allocations.ledger import AllocationRecord
 from dagster_slurm.allocations.observation import Fate, Observation, SubmissionTrace, tokens_of
-from dagster_slurm.slurm.replies import AccountingRow, ListedJob, Submitted
+from dagster_slurm.slurm.replies import AccountingRow, ListedJob, Listing, Submitted
 from dagster_slurm.slurm.states import ENDED, StateClass, state_class
 
 #: An allocation that accounting still calls live is given up after this long out of the listing (two looks).
@@ -132,3 +132,18 @@ def unanswered_ids(observation: Observation) -> tuple[str, ...]:
     traced = [job_of(observation.traces[t]) for t in observation.ledger.worker_submissions if t in observation.traces]
     new = [job_id for job_id in traced if job_id is not None and observation.listed(job_id) is None]
     return tuple(dict.fromkeys((*recorded, *new)))
+
+
+def with_absent(observation: Observation, by_id: Listing) -> Observation:
+    """Add what a second question, by id, found of the jobs that the listing by name lacks.
+
+    A job that somebody renamed is still ours: its token says so. Without an answer nothing is known to be absent, so
+    the whole look counts as not answered.
+    """
+    if not by_id.answered:
+        return attrs.evolve(observation, listing=attrs.evolve(by_id, jobs=()))
+    ledger = observation.ledger
+    tokens = set() if ledger is None else {*(r.token for r in ledger.records()), *ledger.worker_submissions}
+    ours = (job for job in by_id.jobs if tokens_of(job) & tokens and observation.listed(job.slurm_job_id) is None)
+    listing = observation.listing
+    return attrs.evolve(observation, listing=attrs.evolve(listing, jobs=(*listing.jobs, *ours)))

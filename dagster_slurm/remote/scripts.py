@@ -24,7 +24,7 @@ from dagster_slurm.allocations.settings import SessionSettings
 from dagster_slurm.remote.frames import quote
 from dagster_slurm.remote.submission import agent_settings, batch_script, submit_command
 from dagster_slurm.slurm.commands import COMMUNICATION_WORDS
-from dagster_slurm.slurm.replies import sacct_arguments, squeue_arguments
+from dagster_slurm.slurm.replies import sacct_arguments, squeue_arguments, squeue_by_id_arguments
 
 
 @lru_cache(maxsize=4)
@@ -52,10 +52,15 @@ def observe_script(settings: SessionSettings) -> str:
     return observe_functions(settings) + "observe\n"
 
 
-def accounting_script(settings: SessionSettings, job_ids: Iterable[str], since_epoch: int) -> str:
-    """Ask accounting about jobs that left the queue."""
-    words = command(sacct_arguments(tuple(job_ids), since_epoch, settings.cluster))
-    return f"ask_accounting() {{ SLURM_TIME_FORMAT=%s {words}; }}\nsection accounting ask_accounting\n"
+def absence_script(settings: SessionSettings, job_ids: Iterable[str], since_epoch: int) -> str:
+    """Ask about jobs that a listing by name lacks: the queue by their ids, then accounting."""
+    ids = tuple(job_ids)
+    by_id = command(squeue_by_id_arguments(ids, settings.cluster))
+    words = command(sacct_arguments(ids, since_epoch, settings.cluster))
+    return (
+        f"list_by_id() {{ SLURM_TIME_FORMAT=%s {by_id}; }}\nask_accounting() {{ SLURM_TIME_FORMAT=%s {words}; }}\n"
+        "section by-id list_by_id\nsection accounting ask_accounting\n"
+    )
 
 
 def commit_script(settings: SessionSettings, request: CommitRequest) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import attrs
 
-from dagster_slurm.allocations.conditions import unanswered_ids
+from dagster_slurm.allocations.conditions import unanswered_ids, with_absent
 from dagster_slurm.allocations.observation import Observation
 from dagster_slurm.allocations.plan import CommitRefused, CommitRequest, Committed
 from dagster_slurm.allocations.settings import SessionSettings
 from dagster_slurm.errors import LockTimeout, SessionDirectoryUnsafe
+from dagster_slurm.remote.frames import Reply
 from dagster_slurm.remote.replies import read_commit, read_observation
-from dagster_slurm.remote.scripts import accounting_script, commit_script, observe_script
+from dagster_slurm.remote.scripts import absence_script, commit_script, observe_script
 from dagster_slurm.remote.shell import RemoteShell
-from dagster_slurm.slurm.replies import parse_accounting
+from dagster_slurm.slurm.replies import Listing, parse_accounting, parse_listing
 
 OBSERVE_TIMEOUT_SECONDS = 40.0
 ACCOUNTING_MARGIN_SECONDS = 86_400
@@ -26,7 +27,7 @@ class RemoteSite:
     settings: SessionSettings
 
     def observe(self) -> Observation:
-        """Look once; a second remote command asks accounting when a recorded job left the queue unexplained."""
+        """Look once; a second remote command asks about recorded jobs that left the listing unexplained."""
         reply = self.shell.run(observe_script(self.settings), timeout_seconds=OBSERVE_TIMEOUT_SECONDS)
         return self._explained(read_observation(reply, self.settings, self.shell.address))
 
@@ -37,7 +38,8 @@ class RemoteSite:
         # Sites bound the date range of a query, so it begins shortly before our oldest submission in question.
         times = [r.submitted_at for r in observation.ledger.records() if r.slurm_job_id in gone and r.submitted_at]
         since = min([observation.login_clock - ACCOUNTING_MARGIN_SECONDS, *(t - 3600 for t in times)])
-        reply = self.shell.run(accounting_script(self.settings, gone, since), timeout_seconds=OBSERVE_TIMEOUT_SECONDS)
+        reply = self.shell.run(absence_script(self.settings, gone, since), timeout_seconds=OBSERVE_TIMEOUT_SECONDS)
+        observation = with_absent(observation, _listing_by_id(reply))
         section = reply.section("accounting")
         if section is None:
             return observation
@@ -66,6 +68,13 @@ class RemoteSite:
                 remedy="check free space, quota and permissions of remote_base.",
             )
         return attrs.evolve(answer, observation=self._explained(answer.observation))
+
+
+def _listing_by_id(reply: Reply) -> Listing:
+    section = reply.section("by-id")
+    if section is None:
+        return Listing(answered=False, error="the reply to squeue --jobs did not arrive whole")
+    return parse_listing(section.status, section.text)
 
 
 def _lock_timeout(detail: str, settings: SessionSettings) -> LockTimeout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 import attrs
@@ -104,6 +105,15 @@ def squeue_arguments(job_name: str, cluster: str | None = None) -> tuple[str, ..
     Raises:
         ConfigurationError: the name filter would not take the name as one name.
     """
+    return _squeue("-n", checked_job_name(job_name, "job_name"), cluster)
+
+
+def squeue_by_id_arguments(job_ids: Iterable[str], cluster: str | None = None) -> tuple[str, ...]:
+    """The same for ids, whatever the jobs are called by now: somebody may have renamed one."""
+    return _squeue("-j", ",".join(job_ids), cluster)
+
+
+def _squeue(selector: str, selected: str, cluster: str | None) -> tuple[str, ...]:
     field_ends = [FIELD_END] * (len(_FIELDS) - 1) + [FIELD_END + ROW_END]
     fields = ",".join(f"{field}:{end}" for field, end in zip(_FIELDS, field_ends, strict=True))
     return (
@@ -114,8 +124,8 @@ def squeue_arguments(job_name: str, cluster: str | None = None) -> tuple[str, ..
         "all",
         cluster_argument(cluster),
         "--me",
-        "-n",
-        checked_job_name(job_name, "job_name"),
+        selector,
+        selected,
         "-O",
         fields,
     )

@@ -17,6 +17,7 @@ from dagster_slurm.slurm.listing import (
     Listing,
     parse_listing,
     squeue_arguments,
+    squeue_by_id_arguments,
 )
 from dagster_slurm.slurm.submission import (
     Ambiguous,
@@ -46,4 +47,5 @@ __all__ = [
     "parse_test_only",
     "sacct_arguments",
     "squeue_arguments",
+    "squeue_by_id_arguments",
 ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from dagster_slurm.allocations.conditions import Condition, condition_of, unanswered_ids
+from dagster_slurm.allocations.conditions import Condition, condition_of, unanswered_ids, with_absent
 from dagster_slurm.allocations.observation import Fate, Observation
 from dagster_slurm.allocations.plan import Submit
-from dagster_slurm.slurm.replies import AccountingReply, AccountingRow, Submitted
+from dagster_slurm.slurm.replies import AccountingReply, AccountingRow, Listing, Submitted
 from dagster_slurm.slurm.states import StateClass
 from dagster_slurm_tests.builders import (
     JOB_NAME,
@@ -279,3 +279,28 @@ def test_the_head_is_read_like_any_other() -> None:
     assert condition_of(head(), look(ledger(), head_job=job(1, "FAILED"))).live is False
     observation = attrs.evolve(look(ledger()), accounting=accounting(j1="RUNNING"))
     assert condition_of(head(), observation).running
+
+
+# -- asked again by id -----------------------------------------------------------------------------
+
+
+def test_a_renamed_job_is_found_by_its_token_and_foreign_jobs_with_its_id_are_not() -> None:
+    books = ledger(workers=(record(7), record(8)), opened=(submission(9),))
+    renamed = job(7, name="somebody-renamed-it")
+    reused = job(8, name="other", comment="dagster-slurm elsewhere " + token(99), command="/other/run.sh")
+    adopted = job(9, "PENDING", name="renamed-too")
+    seen = with_absent(look(books), Listing(answered=True, jobs=(renamed, reused, adopted)))
+    assert [row.slurm_job_id for row in seen.listing.jobs] == ["1", "7", "9"]
+    assert condition_of(record(7), seen).running
+    assert condition_of(record(8), seen).state == "ENDED"
+    assert with_absent(look(books, job(7)), Listing(answered=True, jobs=(job(7),))) == look(books, job(7))
+    assert with_absent(look(None), Listing(answered=True, jobs=(job(7),))) == look(None)
+
+
+def test_without_an_answer_by_id_nothing_is_absent() -> None:
+    books = ledger(workers=(record(7), record(8)))
+    seen = with_absent(look(books, job(7)), Listing(answered=False, error="Socket timed out"))
+    assert not seen.listing.answered
+    assert seen.listing.error == "Socket timed out"
+    assert condition_of(record(7), seen).state is None
+    assert condition_of(record(8), seen).state is None
