@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dagster_slurm.allocations.config import SlurmWorkerAllocationConfig as SlurmWorkerAllocationConfig
     from dagster_slurm.allocations.estimate import StartEstimate as StartEstimate
+    from dagster_slurm.allocations.explanation import WorkerPlan as WorkerPlan
     from dagster_slurm.allocations.intent import WorkerIntent as WorkerIntent
     from dagster_slurm.allocations.result import EndResult as EndResult
     from dagster_slurm.allocations.result import ReconcileResult as ReconcileResult
@@ -53,6 +54,7 @@ _HOMES = {
     "StartEstimate": "allocations.estimate",
     "snapshot_table": "allocations.table",
     "WorkerIntent": "allocations.intent",
+    "WorkerPlan": "allocations.explanation",
     "worker_policy": "metadata",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from dagster_slurm.allocations.conditions import Condition, condition_of, job_of
+from dagster_slurm.allocations.conditions import Condition, condition_of, job_of, may_be_live
 from dagster_slurm.allocations.ledger import AllocationRecord, Ledger, OpenSubmission
 from dagster_slurm.allocations.observation import Fate, Observation, SubmissionTrace, tokens_of
 from dagster_slurm.allocations.plan import Archive, Cancel, Drain, Effect, Forget, Revoke
@@ -35,6 +35,13 @@ class Books:
     refused: tuple[str, ...]
     closed: tuple[str, ...]
     archived: tuple[AllocationRecord, ...]
+
+    @property
+    def live_count(self) -> int:
+        """Allocations that are live or not known to have ended, open submissions included."""
+        records = self.ledger.records()
+        live = sum(1 for record in records if may_be_live(record, self.conditions[record.slurm_job_id]))
+        return live + len(self.ledger.worker_submissions)
 
     def all_effects(self, decided: tuple[Effect, ...]) -> tuple[Effect, ...]:
         """The effects of a plan: upkeep first, then what was decided, then clearing away."""

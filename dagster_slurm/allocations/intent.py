@@ -40,17 +40,31 @@ def _check_count(_: Any, __: attrs.Attribute[Any], value: object) -> None:
         )
 
 
-def _check_window(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
+def check_seconds(value: object, field: str, *, zero: bool) -> None:
+    """Check a number of seconds that may be None.
+
+    Args:
+        value: What was given.
+        field: Where it was given, for the message.
+        zero: Whether 0 is a value.
+
+    Raises:
+        ConfigurationError: it is no finite number, or below its bound.
+    """
     if value is None:
         return
-    # No time to drain is a wish; no time to be pending would cancel every submission.
-    least = 0 if attribute.name == "drain_timeout" else math.ulp(0.0)
+    least = 0 if zero else math.ulp(0.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < least:
-        bound = "of at least 0" if least == 0 else "above 0"
         raise ConfigurationError(
-            f"{attribute.name} must be a number of seconds {bound}, or None, not {value!r}",
-            field=f"WorkerIntent.{attribute.name}",
+            f"{field.rpartition('.')[2]} must be a number of seconds {'of at least 0' if zero else 'above 0'}, "
+            f"or None, not {value!r}",
+            field=field,
         )
+
+
+def _check_window(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
+    # No time to drain is a wish; no time to be pending would cancel every submission.
+    check_seconds(value, f"WorkerIntent.{attribute.name}", zero=attribute.name == "drain_timeout")
 
 
 def _check_config(_: Any, __: attrs.Attribute[Any], value: object) -> None:

@@ -92,7 +92,9 @@ def plan_head(
     return _plan(books, ledger, (submit,))
 
 
-def plan_addition(ledger: Ledger, observation: Observation, shape: EffectiveShape, tokens: Sequence[str]) -> Plan:
+def plan_addition(
+    ledger: Ledger, observation: Observation, shape: EffectiveShape, tokens: Sequence[str], live_per_session: int
+) -> Plan:
     """Submit one worker allocation that belongs to no intent.
 
     Args:
@@ -101,6 +103,7 @@ def plan_addition(ledger: Ledger, observation: Observation, shape: EffectiveShap
         shape: Its shape.
         tokens: Tokens of this call's attempts, the newest last: when an earlier one is known to the ledger, taken or
             dropped, nothing is submitted.
+        live_per_session: Most live allocations of the session.
     """
     if observation.closing:
         return Plan(ledger=ledger, held_back=(HeldBack(*CLOSING),))
@@ -111,6 +114,9 @@ def plan_addition(ledger: Ledger, observation: Observation, shape: EffectiveShap
         return _plan(books, books.ledger, ())
     if not observation.listing.answered:
         return _plan(books, books.ledger, (), (scheduler_silent(observation),))
+    if books.live_count >= live_per_session:
+        sentence = f"A session has at most {live_per_session} live allocations; it has {books.live_count}."
+        return _plan(books, books.ledger, (), (HeldBack("limit", sentence),))
     ledger, submit = _submitting(books, observation, tokens[-1], WORKER, shape)
     return _plan(books, ledger, (submit,))
 

@@ -24,9 +24,9 @@ def release_named(decision: Decision, intent: WorkerIntent) -> Decision:
     named = [
         record
         for record in decision.counted(intent.key)
-        if record.slurm_job_id in decision.request.release and _may_go(decision, record)
+        if record.slurm_job_id in decision.request.release and may_go(decision, record)
     ]
-    return _released(decision, named, intent)
+    return _released(decision, named, intent.drain_timeout)
 
 
 def expire(decision: Decision, intent: WorkerIntent) -> Decision:
@@ -34,7 +34,7 @@ def expire(decision: Decision, intent: WorkerIntent) -> Decision:
     if intent.pending_timeout is None:
         return decision
     late = [r for r in decision.counted(intent.key) if _expired(decision, r, intent.pending_timeout)]
-    decision = _release(decision, late, intent)
+    decision = release(decision, late, intent.drain_timeout)
     return attrs.evolve(decision, expired=(*decision.expired, *(r.slurm_job_id for r in late)))
 
 
@@ -50,10 +50,10 @@ def scale_in(decision: Decision, intent: WorkerIntent) -> Decision:
     candidates = [
         record
         for record in decision.counted(intent.key)
-        if _may_go(decision, record) and (seen is None or record.slurm_job_id in seen.slurm_job_ids)
+        if may_go(decision, record) and (seen is None or record.slurm_job_id in seen.slurm_job_ids)
     ]
     candidates.sort(key=lambda record: scale_in_rank(record, decision.condition(record)))
-    return _released(decision, candidates[:surplus], intent)
+    return _released(decision, candidates[:surplus], intent.drain_timeout)
 
 
 def scale_in_rank(record: AllocationRecord, condition: Condition) -> tuple[float, float, int]:
@@ -67,14 +67,14 @@ def scale_in_rank(record: AllocationRecord, condition: Condition) -> tuple[float
     return (1.0, math.inf if left is None else float(left), -number)
 
 
-def _may_go(decision: Decision, record: AllocationRecord) -> bool:
+def may_go(decision: Decision, record: AllocationRecord) -> bool:
     """Known to be live, and no leader. In a listing that was not answered nothing is known to be live."""
     return decision.condition(record).live is True and not decision.ledger.leads(record.slurm_job_id)
 
 
 def _expired(decision: Decision, record: AllocationRecord, pending_timeout: float) -> bool:
     condition = decision.condition(record)
-    if not condition.pending or record.submitted_at is None or not _may_go(decision, record):
+    if not condition.pending or record.submitted_at is None or not may_go(decision, record):
         return False
     # A requeue starts anew: the scheduler's submit time moves then.
     scheduler_time = None if condition.job is None else condition.job.submitted_at
@@ -82,28 +82,34 @@ def _expired(decision: Decision, record: AllocationRecord, pending_timeout: floa
     return decision.now - since >= pending_timeout
 
 
-def _released(decision: Decision, records: Sequence[AllocationRecord], intent: WorkerIntent) -> Decision:
-    decision = _release(decision, records, intent)
+def _released(decision: Decision, records: Sequence[AllocationRecord], drain_timeout: float | None) -> Decision:
+    decision = release(decision, records, drain_timeout)
     return attrs.evolve(decision, released=(*decision.released, *(r.slurm_job_id for r in records)))
 
 
-def _release(decision: Decision, records: Sequence[AllocationRecord], intent: WorkerIntent) -> Decision:
-    """Give each its deadline in the ledger; the cancel or drain is an effect after that."""
+def release(decision: Decision, records: Sequence[AllocationRecord], drain_timeout: float | None) -> Decision:
+    """Give each its deadline in the ledger; the cancel or drain is an effect after that.
+
+    Args:
+        decision: The decision so far.
+        records: Live allocations without a deadline.
+        drain_timeout: Seconds to finish running work in; None means the drain window of each one's shape.
+    """
     ledger, effects = decision.ledger, list[Effect]()
     pending = tuple(r.slurm_job_id for r in records if decision.condition(r).pending)
     if pending:
         effects.append(Cancel(pending, only_pending=True))
     for record in records:
-        deadline = _drain_deadline(decision, record, intent)
+        deadline = _drain_deadline(decision, record, drain_timeout)
         ledger = ledger.with_record(record.slurm_job_id, drain_deadline=deadline)
         if record.slurm_job_id not in pending:
             effects.append(drain_of(record, deadline, decision.now))
     return attrs.evolve(decision.with_ledger(ledger), effects=(*decision.effects, *effects))
 
 
-def _drain_deadline(decision: Decision, record: AllocationRecord, intent: WorkerIntent) -> int:
+def _drain_deadline(decision: Decision, record: AllocationRecord, drain_timeout: float | None) -> int:
     shape = decision.ledger.shapes.get(record.shape)
-    window = intent.drain_timeout
+    window = drain_timeout
     if window is None:
         window = DEFAULT_DRAIN_WINDOW_SECONDS if shape is None else shape.drain_window_seconds
     return decision.now + math.ceil(window) + DRAIN_GRACE_SECONDS

@@ -6,6 +6,7 @@ import attrs
 
 from dagster_slurm.allocations.bookkeeping import bring_up_to_date
 from dagster_slurm.allocations.ledger import Ledger
+from dagster_slurm.allocations.named import why_not
 from dagster_slurm.allocations.observation import Observation
 from dagster_slurm.allocations.plan import HeldBack, Plan
 
@@ -20,30 +21,16 @@ def plan_assignment(ledger: Ledger, observation: Observation, slurm_job_id: str,
         A plan without effects; it changes nothing, and says why in ``held_back``, when the move is not made.
     """
     books = bring_up_to_date(ledger, observation)
-    reason = _why_not(books.ledger, observation, slurm_job_id)
+    reason = why_not(books.ledger, observation, slurm_job_id)
+    record = books.ledger.record(slurm_job_id)
+    if reason is None and record is not None and record.drain_deadline is not None:
+        reason = HeldBack("releasing", f"Job {slurm_job_id} is being released and keeps its intent until it ends.")
     if reason is not None:
         return Plan(ledger=ledger, held_back=(reason,))
-    record = books.ledger.record(slurm_job_id)
     if record is None or record.intent == key:
         return Plan(ledger=ledger)
     moved = books.ledger.with_record(slurm_job_id, intent=key, submitted_at=None)
     return Plan(ledger=moved, effects=books.all_effects(()), adopted=books.adopted)
-
-
-def _why_not(ledger: Ledger, observation: Observation, slurm_job_id: str) -> HeldBack | None:
-    if observation.closing:
-        return HeldBack("closing", "The session is ending.")
-    if not observation.listing.answered:
-        said = observation.listing.error or "nothing"
-        return HeldBack("scheduler_silent", f"The scheduler did not answer, so nothing is moved. It said: {said}")
-    record = ledger.record(slurm_job_id)
-    if record is None or record not in (*ledger.workers, ledger.head):
-        return HeldBack("not_found", f"Job {slurm_job_id} is no worker allocation of this session.")
-    if record.drain_deadline is not None:
-        return HeldBack("releasing", f"Job {slurm_job_id} is being released and keeps its intent until it ends.")
-    if record.final_state is not None:
-        return HeldBack("not_live", f"Job {slurm_job_id} has ended: {record.final_state}.")
-    return None
 
 
 @attrs.frozen(kw_only=True)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import attrs
 
 from dagster_slurm.allocations.bookkeeping import bring_up_to_date
-from dagster_slurm.allocations.conditions import may_be_live
 from dagster_slurm.allocations.config import EffectiveShape, SlurmWorkerAllocationConfig, inherit
 from dagster_slurm.allocations.decision import Decision
 from dagster_slurm.allocations.intent import WorkerIntent
@@ -123,8 +122,7 @@ def _expired_now(decision: Decision, key: str) -> int:
 
 def _within_limits(decision: Decision, intent: WorkerIntent, missing: int) -> tuple[int, Decision]:
     request, used = decision.request, len(decision.submits) + decision.attempted()
-    live = sum(1 for record in decision.ledger.records() if may_be_live(record, decision.condition(record)))
-    live += len(decision.ledger.worker_submissions)
+    live = decision.books.live_count
     bounds = [
         ("budget", request.max_submissions, used, "max_submissions allows {limit} in this call"),
         ("limit", request.submissions_per_call, used, "a call submits at most {limit}"),

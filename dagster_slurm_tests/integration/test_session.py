@@ -140,6 +140,26 @@ def test_D_7_variables_of_the_users_profile_hide_no_job_and_change_no_command(pl
 # -- adding and reconciling --------------------------------------------------------------------------
 
 
+def test_a_removed_allocation_is_cancelled_while_pending_and_drained_while_it_runs(
+    place: Place, observer: Observer
+) -> None:
+    session = place.create_running()
+    running = session.add_worker_allocation()
+    (pending,) = session.reconcile_workers(WorkerIntent("w", 1, HELD)).submitted
+    assert running.slurm_job_id is not None
+    all_run(observer, [running.slurm_job_id])
+    gone = session.remove_worker_allocation(pending)
+    until(lambda: pending not in observer.queue(), "the pending one cancelled")
+    drained = session.remove_worker_allocation(running.slurm_job_id, drain_timeout=0)
+    assert None not in (gone.drain_deadline, drained.drain_deadline)
+    assert (gone.held_back, drained.held_back) == (None, None)
+    assert deadline(observer, running.slurm_job_id) == drained.drain_deadline
+    assert observer.queue()[running.slurm_job_id] == "RUNNING"
+    # Replaced unless the count is lowered, as the plan says.
+    assert len(session.plan_workers(WorkerIntent("w", 1, HELD)).of("submit")) == 1
+    observer.check()
+
+
 def test_added_allocation_belongs_to_no_intent(place: Place, observer: Observer) -> None:
     session = place.create()
     observer.mark()

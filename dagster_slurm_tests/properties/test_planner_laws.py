@@ -55,7 +55,7 @@ def any_plans(world: Observation, request: WorkerRequest) -> list[Plan]:
     found = [
         decide(world, request),
         plan_upkeep(books, world),
-        plan_addition(books, world, WORKER_SHAPE, [token(200_000)]),
+        plan_addition(books, world, WORKER_SHAPE, [token(200_000)], 10**6),
         plan_end(world, SESSION),
     ]
     try:

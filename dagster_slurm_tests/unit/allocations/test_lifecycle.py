@@ -137,7 +137,7 @@ def test_a_session_that_is_ending_is_a_typed_error() -> None:
 def add(observation: Observation, *tokens: str) -> Plan:
     """Add one worker; the tokens are those of this call's attempts."""
     assert observation.ledger is not None
-    return plan_addition(observation.ledger, observation, WORKER_SHAPE, tokens)
+    return plan_addition(observation.ledger, observation, WORKER_SHAPE, tokens, 200)
 
 
 def test_an_added_worker_belongs_to_no_intent_and_never_expires() -> None:
@@ -166,6 +166,16 @@ def test_nothing_is_added_in_silence_or_at_the_end() -> None:
     ending = add(look(ledger(record(7, drain_deadline=1)), job(7), closing=True), token(20))
     assert codes(ending) == ("closing",)
     assert not ending.changes(ledger(record(7, drain_deadline=1)))
+
+
+def test_an_added_worker_counts_against_the_sessions_limit() -> None:
+    books = ledger(record(2, intent=None), opened=(submission(3),))
+    seen = look(books, job(2), traces={token(3): trace()})
+    full = plan_addition(books, seen, WORKER_SHAPE, [token(20)], 3)
+    assert codes(full) == ("limit",)
+    assert full.held_back[0].sentence == "A session has at most 3 live allocations; it has 3."
+    assert not effects(full, Submit)
+    assert effects(plan_addition(books, seen, WORKER_SHAPE, [token(20)], 4), Submit)
 
 
 # -- outcomes --------------------------------------------------------------------------------------

@@ -220,7 +220,7 @@ def test_an_added_worker_is_added_once(session: Session, lost: Any) -> None:
     def decide(observation: Observation) -> Plan:
         assert observation.ledger is not None
         tokens.append(next(fresh_tokens()))
-        return plan_addition(observation.ledger, observation, WORKER_SHAPE, tokens)
+        return plan_addition(observation.ledger, observation, WORKER_SHAPE, tokens, 200)
 
     outcome = carry_out(Meddled(session.site, [lost]), decide, pause=session.pauses.append)
     assert outcome.submitted == ("2",)

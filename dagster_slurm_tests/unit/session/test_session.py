@@ -224,3 +224,39 @@ def test_any_object_with_an_estimate_method_serves(run: Run) -> None:
     config = SlurmWorkerAllocationConfig()
     (found,) = run.session.estimate_worker_starts([config], estimator=Calendar())
     assert (found.config, found.start_in_seconds) == (config, 7)
+
+
+def test_a_plan_is_what_the_call_then_does_and_does_nothing_itself(run: Run) -> None:
+    run.session.reconcile_workers(WorkerIntent(KEY, 2))
+    before = run.site.files.ledger
+    plan = run.session.plan_workers(WorkerIntent(KEY, 4), max_submissions=1)
+    assert run.site.files.ledger == before
+    assert len(plan.of("submit")) == 1
+    assert plan.held_back.codes == ("budget",)
+    result = run.session.reconcile_workers(WorkerIntent(KEY, 4), max_submissions=1)
+    assert len(result.submitted) == 1
+    assert result.held_back == plan.held_back
+    gone = run.session.plan_workers([WorkerIntent(KEY, 1)], release=[plan.live[0]])
+    released = run.session.reconcile_workers([WorkerIntent(KEY, 1)], release=[plan.live[0]]).released
+    assert tuple(planned.slurm_job_id for planned in gone.of("release")) == released
+
+
+def test_removing_one_gives_it_its_deadline_once(run: Run) -> None:
+    (job,) = run.session.reconcile_workers(WorkerIntent(KEY, 1)).submitted
+    run.start(job)
+    first = run.session.remove_worker_allocation(job, drain_timeout=30)
+    assert first.drain_deadline == run.scheduler.now + 90
+    run.scheduler.advance(5)
+    assert run.session.remove_worker_allocation(job, drain_timeout=900) == first
+    assert run.session.remove_worker_allocation("1").held_back.code == "leads"  # type: ignore[union-attr]
+    missing = run.session.remove_worker_allocation("77")
+    assert (missing.drain_deadline, missing.held_back.code) == (None, "not_found")  # type: ignore[union-attr]
+    with pytest.raises(ConfigurationError, match="drain_timeout must be a number of seconds of at least 0"):
+        run.session.remove_worker_allocation(job, drain_timeout=-1)
+
+
+def test_the_sessions_limit_holds_for_one_that_is_added() -> None:
+    small = Run(live_per_session=2)
+    assert small.session.add_worker_allocation().slurm_job_id is not None
+    with pytest.raises(SubmissionRefused, match="at most 2 live allocations"):
+        small.session.add_worker_allocation()

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_slurm.slurm.replies import ListedJob, Listing, ReplyFault, parse_listing, squeue_arguments
+from dagster_slurm.slurm.replies import (
+    ListedJob,
+    Listing,
+    ReplyFault,
+    parse_listing,
+    squeue_arguments,
+    squeue_by_id_arguments,
+)
 
 DEFAULTS = {
     "id": "4242",
@@ -49,6 +56,9 @@ def test_the_question_names_everything_that_a_profile_could_change() -> None:
     assert arguments[arguments.index("-t") + 1] == "all"
     assert arguments[arguments.index("-n") + 1] == "wk"
     assert arguments[-1].count("\x1f") == len(arguments[-1].split(",")) == row().count("\x1f")
+    by_id = squeue_by_id_arguments(["7", "8"])
+    assert by_id[by_id.index("-j") + 1] == "7,8"
+    assert [word for word in by_id if word not in ("-j", "7,8")] == [w for w in arguments if w not in ("-n", "wk")]
 
 
 def test_I_1_a_given_cluster_replaces_the_local_one() -> None:
