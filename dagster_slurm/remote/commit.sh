@@ -1,6 +1,6 @@
 # One commit: take the lock, check that nothing changed, put the new ledger in place, perform the effects.
 # Parameters: session cluster nonce expected new_sum observed_at job_name needs_controller even_if_closing
-#   lock_wait lock_stale effect_limit age_limit; functions prepare_submissions, mark_open, archive, effects, observe.
+#   lock_wait lock_stale effect_limit age_limit at_once; functions prepare_submissions, mark_open, archive, effects, observe.
 
 # Files are made with printf: a failed redirection of `:` would end the whole shell.
 
@@ -120,35 +120,64 @@ may_act() {
 
 skip() { note "skipped $1"; }
 
+# Begins a submission, once there is room for it: a few at a time are on their way when many are asked for.
 effect_submit() {
-    token=$1
-    shape=$2
-    shift 2
-    dir=submissions/$token
-    if [ "$stop" = all ] || [ "$stop" = "$shape" ] || ! may_act || { [ -e closing ] && [ "$even_if_closing" = no ]; }; then
-        mv "$dir/ready" "$dir/revoked"
-        append_trace "$token" revoked ''
-        skip "$token"
+    if [ "$on_their_way" -ge "$at_once" ]; then finish_oldest; fi
+    dir=submissions/$1
+    if [ "$stop" = all ] || [ "$stop" = "$2" ] || ! may_act || { [ -e closing ] && [ "$even_if_closing" = no ]; }; then
+        revoke "$1" ready
+        append_trace "$1" revoked ''
+        skip "$1"
         return
     fi
     checkpoint before-sent
-    # Whoever took over may have revoked it: then this rename fails and nothing is submitted.
-    mv "$dir/ready" "$dir/sent" 2>/dev/null || { append_trace "$token" revoked ''; skip "$token"; return; }
+    # Whoever took over may have revoked it: then this fails and nothing is submitted.
+    make_first "$dir/sent" || { append_trace "$1" revoked ''; skip "$1"; return; }
     checkpoint before-sbatch
-    answer=$(exec "$@" 2>"$dir/error" </dev/null)
+    token=$1
+    shape=$2
+    shift 2
+    "$@" >"$dir/answer" 2>"$dir/error" </dev/null &
+    begun="$begun $! $token $shape $clock"
+    on_their_way=$((on_their_way + 1))
+}
+
+# Takes in the answer of the submission that was begun first.
+finish_oldest() {
+    set -- $begun
+    wait "$1"
     status=$?
+    token=$2
+    shape=$3
+    sent_at=$4
+    dir=submissions/$2
+    shift 4
+    begun=$*
+    on_their_way=$((on_their_way - 1))
     checkpoint after-sbatch
-    error=
-    [ -s "$dir/error" ] && error=$(cat "$dir/error")
+    read_whole "$dir/answer"
+    answer=$whole
+    read_whole "$dir/error"
+    error=$whole
     # Whoever reads it sees by its last line that it is whole.
-    result="$status $clock$newline$answer$newline$part_end$newline$error$newline$part_end"
+    result="$status $sent_at$newline$answer$newline$part_end$newline$error$newline$part_end"
     printf '%s' "$result" >"$dir/result" || stop=all
     append_trace "$token" sent "$result"
     checkpoint after-result
     [ "$status" -eq 0 ] && [ -n "$answer" ] && return
-    # After a failure that may still have made a job nothing more is tried; a refusal stops its own shape.
+    # After a failure that may still have made a job nothing more is begun; a refusal stops its own shape.
     stop=$shape
     if is_communication_failure "$status" "$error"; then stop=all; fi
+}
+
+# A short file without its last newlines, read without starting a process.
+read_whole() {
+    whole=
+    [ -s "$1" ] || return
+    while IFS= read -r line || [ -n "$line" ]; do
+        whole=$whole$line$newline
+    done <"$1"
+    while [ "$whole" != "${whole%"$newline"}" ]; do whole=${whole%"$newline"}; done
 }
 
 effect_cancel() {
@@ -171,14 +200,33 @@ effect_drain() {
     printf '%s' "$2" >"submissions/$1/drain.new" && mv "submissions/$1/drain.new" "submissions/$1/drain" || skip drain
 }
 
+# Of all who make this file exactly one succeeds, without starting a process.
+make_first() {
+    set -C
+    { printf '' >"$1"; } 2>/dev/null
+    made=$?
+    set +C
+    return "$made"
+}
+
+# What was never sent is barred from being sent first; then the claim is taken away. Whoever is stopped in between has
+# left a submission that looks sent, and is settled as one.
+revoke() {
+    if [ "$2" = ready ]; then
+        make_first "submissions/$1/sent" || return 1
+        checkpoint revoke-barred
+    fi
+    mv "submissions/$1/ready" "submissions/$1/revoked" 2>/dev/null
+}
+
 effect_revoke() {
     may_act || { skip revoke; return; }
-    if mv "submissions/$1/$2" "submissions/$1/revoked" 2>/dev/null; then note "revoked $1"; else note "kept $1"; fi
+    if revoke "$1" "$2"; then note "revoked $1"; else note "kept $1"; fi
     checkpoint after-revoke
 }
 
 effect_forget() {
-    for token do rm -f "open/$token"; done
+    (cd open && rm -f "$@")
 }
 
 effect_close() {
@@ -208,6 +256,8 @@ commit() {
 no such session directory"; return; }
     user_name=$(id -un)
     stop=none
+    begun=
+    on_their_way=0
     name_owner
     if [ "$needs_controller" = yes ] && ! controller_answers; then refuse scheduler_silent "$pinged"; return; fi
     # Written and synced under its own name before the lock is taken, never created a second time.
@@ -238,6 +288,7 @@ no such session directory"; return; }
     put_in_place || { refuse changed 'the lock was taken over'; return; }
     checkpoint ledger-in-place
     effects
+    while [ "$on_their_way" -gt 0 ]; do finish_oldest; done
     checkpoint effects-done
     printf '%s' "$report" >"commits/$nonce.new" && mv "commits/$nonce.new" "commits/$nonce"
     find commits -type f -mmin +1440 -exec rm -f {} +

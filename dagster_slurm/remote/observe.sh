@@ -2,13 +2,14 @@
 # Only an id that was known before the listing can be absent from it; any other order allows a duplicate.
 # Parameters: session; the function list_jobs runs the listing.
 
-# Files of one submission, added to $traces: token and fate, then what sbatch answered. A fate file only moves
-# forward, so looking in the order of its moves never misses it.
+# Files of one submission, added to $traces: token and fate, then what sbatch answered. The claim only moves from ready
+# to started or revoked, so looking in this order never misses it; sent is never removed.
 add_trace() {
     trace_dir=$session/submissions/$1
     trace_fate=missing
-    if [ -e "$trace_dir/ready" ]; then trace_fate=ready
-    elif [ -e "$trace_dir/sent" ]; then trace_fate=sent
+    if [ -e "$trace_dir/ready" ]; then
+        trace_fate=ready
+        [ -e "$trace_dir/sent" ] && trace_fate=sent
     else
         for trace_file in "$trace_dir"/started.*; do
             [ -e "$trace_file" ] && trace_fate="started ${trace_file##*/started.}"

@@ -5,7 +5,7 @@
 # The settings that every script can rely on: replies in English, new files for the owner alone.
 # Also undoes shell options that the lines of remote_setup may have left behind.
 settle_environment() {
-    set +aefuvx
+    set +aefuvxC
     unset IFS
     umask 077
     LC_ALL=C

@@ -26,6 +26,10 @@ from dagster_slurm.remote.submission import agent_settings, batch_script, submit
 from dagster_slurm.slurm.commands import COMMUNICATION_WORDS
 from dagster_slurm.slurm.replies import sacct_arguments, squeue_arguments, squeue_by_id_arguments
 
+#: A commit with more submissions than this has two of them on their way at a time: a busy controller answers slowly.
+FEW_SUBMISSIONS = 8
+MANY_AT_ONCE = 2
+
 
 @lru_cache(maxsize=4)
 def part(name: str) -> str:
@@ -82,6 +86,7 @@ def commit_script(settings: SessionSettings, request: CommitRequest) -> str:
         "lock_stale": str(settings.lock_stale_seconds),
         "effect_limit": str(settings.effect_limit_seconds),
         "age_limit": str(settings.observation_limit_seconds),
+        "at_once": str(MANY_AT_ONCE if len(submits) > FEW_SUBMISSIONS else 1),
     }
     return "".join(
         [

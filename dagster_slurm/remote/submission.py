@@ -54,15 +54,15 @@ def agent_settings(settings: SessionSettings, shape: EffectiveShape, submit: Sub
 def batch_script(settings: SessionSettings, token: str) -> str:
     """The batch script of one submission.
 
-    Its first act is to claim the fate file by a rename. A job that comes up after its submission was dropped finds
-    nothing to rename and ends: a marker that is looked at first and acted upon later would not be enough.
+    Its first act is to rename the claim, ``ready``, to its own. A job that comes up after its submission was dropped
+    finds nothing to rename and ends: a marker that is looked at first and acted upon later would not be enough.
     """
     return f"""#!/bin/sh
 umask 077
 session={quote(settings.session_dir)}
 token={quote(token)}
 cd "$session/submissions/$token" || exit 1
-if ! mv sent "started.$SLURM_JOB_ID" 2>/dev/null && ! [ -e "started.$SLURM_JOB_ID" ]; then
+if ! mv ready "started.$SLURM_JOB_ID" 2>/dev/null && ! [ -e "started.$SLURM_JOB_ID" ]; then
     echo "dagster_slurm: job $SLURM_JOB_ID belongs to a submission that was dropped; it ends without doing anything."
     exit 0
 fi

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from dagster_slurm.allocations.config import EffectiveShape
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.remote.scripts import command, observe_script
 from dagster_slurm.remote.submission import submit_command
@@ -25,7 +24,7 @@ def reconciling(bench: Bench) -> Iterator[Row]:
         session = big_session(place, place.shell())
         session.inspect()
         before = bench.counters()
-        took = seconds(lambda: session.reconcile_workers(WorkerIntent("bench", MANY, config=HELD)))
+        session.reconcile_workers(WorkerIntent("bench", MANY, config=HELD))
         after = bench.counters()
         commands, requests = after[0] - before[0], after[1] - before[1]
         bound = MANY + 2 + 1
@@ -36,8 +35,6 @@ def reconciling(bench: Bench) -> Iterator[Row]:
             f"3, <= {bound}",
             commands == 3 and requests <= bound,
         )
-        bare = _bare_submissions(place)
-        yield Row("P5", f"0 to {MANY} / {MANY} bare sbatch", f"{took / bare:.2f} x", "<= 1.5 x", took <= 1.5 * bare)
         idle = _files(place.directory)
         cost = bench.cost(lambda: session.reconcile_workers(WorkerIntent("bench", MANY)))
         same = _files(place.directory) == idle
@@ -46,15 +43,27 @@ def reconciling(bench: Bench) -> Iterator[Row]:
         yield from _login_node(place)
         cost = bench.cost(lambda: session.reconcile_workers(WorkerIntent("bench", 0)))
         yield Row("P6", f"release {MANY} pending", f"{cost[0]} commands", "2", cost[0] == 2)
+    ratios = [_growth_by_bare(bench, number) for number in range(5)]
+    ratio = statistics.median(ratios)
+    yield Row("P5", f"0 to {MANY} / {MANY} bare sbatch, median of 5", f"{ratio:.2f} x", "<= 1.5 x", ratio <= 1.5)
+
+
+def _growth_by_bare(bench: Bench, number: int) -> float:
+    """Fifty allocations by a fresh session, divided by what the same submissions take right before and after it."""
+    with bench.place(f"growth-{number}") as place:
+        place.create()
+        session = big_session(place, place.shell())
+        session.inspect()
+        bare = _bare_submissions(place)
+        took = seconds(lambda: session.reconcile_workers(WorkerIntent("bench", MANY, config=HELD)))
+        return 2 * took / (bare + _bare_submissions(place))
 
 
 def _bare_submissions(place: Place) -> float:
     """The same submissions, without everything that makes them safe, in one script over an open connection."""
     shell = place.shell()
-    settings = place.settings()
-    ledger = json.loads((place.directory / "allocation.json").read_bytes())
-    held = next(s for s in ledger["shapes"].values() if "--hold" in s.get("extra_options", ()))
-    words = submit_command(settings, EffectiveShape.from_json(held), "0" * 32)
+    session = place.session_on(shell)
+    words = submit_command(place.settings(), session.worker_shape(HELD), "0" * 32)
     # Under another name, so that the session does not meet them.
     named = (word.replace(f"--job-name={place.job_name}", "--job-name=bare") for word in words[4:-1])
     line = command([*named, "--output=/dev/null"])
@@ -72,9 +81,11 @@ def _files(directory: Path) -> dict[str, tuple[int, int]]:
 def _login_node(place: Place) -> Iterator[Row]:
     shell = place.shell()
     # In the script's own shell: a section would tell the times of its subshell. What is outside frames is noise.
-    reply = shell.run(observe_script(place.settings()) + "\necho bench_times; times\n")
+    # Ten of them, because the kernel counts in steps of ten milliseconds.
+    more = "observe >/dev/null\n" * 9
+    reply = shell.run(f"{observe_script(place.settings())}\n{more}echo bench_times; times\n")
     shell.close()
-    used = sum(_seconds(word) for word in reply.noise.partition("bench_times")[2].split()) * 1000
+    used = sum(_seconds(word) for word in reply.noise.partition("bench_times")[2].split()[:4]) * 1000 / 10
     assert used > 0
     yield Row("P11", "CPU of one look on the login node", f"{used:.0f} ms", "<= 50 ms", used <= 50)
     size = (place.directory / "allocation.json").stat().st_size / (MANY + 1)

@@ -9,7 +9,7 @@ import pytest
 
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.errors import RemoteError
-from dagster_slurm_tests.sessions import HELD, Kill, Observer, Pause, Place, until
+from dagster_slurm_tests.sessions import HELD, Kill, Observer, Pause, Place, clock_ahead, until
 
 THREE = WorkerIntent("w", 3, HELD)
 BEFORE_EFFECTS = ["prepared", "locked", "checked", "before-ledger", "ledger-in-place"]
@@ -54,6 +54,37 @@ def test_script_and_client_killed_while_growing(
     assert len(observer.open_tokens()) == in_doubt
     assert result.held_back.codes == (("unresolved",) if in_doubt else ())
     assert not (place.directory / "lock").exists()
+    observer.check()
+
+
+@pytest.mark.parametrize(
+    ("step", "nth"),
+    [
+        ("before-sbatch", 2),
+        ("after-sbatch", 1),
+        *(pytest.param(step, nth, marks=pytest.mark.slow) for step in SUBMIT_STEPS for nth in (1, 5, 11, 12)),
+    ],
+)
+def test_script_and_client_killed_with_two_submissions_on_their_way(
+    place: Place, observer: Observer, kill: Kill, step: str, nth: int
+) -> None:
+    """Many are asked for, so the next is begun before the answer to the last one."""
+    twelve = WorkerIntent("w", 12, HELD)
+    place.create()
+    observer.mark()
+    with pytest.raises(RemoteError):
+        place.open(faults=kill.with_client_at(step, occurrence=nth)).reconcile_workers(twelve)
+    assert kill.happened
+    # What was begun goes on without the script.
+    begun = {"before-sent": nth - 1, "before-sbatch": nth - 1}.get(step, min(nth + 1, 12))
+    until(lambda: len(observer.accepted()) == begun, f"{begun} submitted")
+
+    place.open().reconcile_workers(twelve)
+    after = observer.accepted()
+    in_doubt = 1 if step == "before-sbatch" else 0
+    assert len(after) == 12 - in_doubt
+    assert sorted(after) == sorted(observer.workers()) == sorted(observer.recorded("w"))
+    assert len(observer.open_tokens()) == in_doubt
     observer.check()
 
 
@@ -132,6 +163,28 @@ def test_taker_killed_behind_its_fence(place: Place, observer: Observer, kill: K
         assert len(first.result(timeout=60).submitted) == 3
     assert len(observer.accepted()) == 3
     assert not (place.directory / "lock").exists()
+    observer.check()
+
+
+def test_script_killed_between_barring_and_revoking(
+    place: Place, observer: Observer, kill: Kill, fresh_base: Path
+) -> None:
+    """What it leaves looks sent: it counts until it settles, and no job ever comes of it."""
+    place.create()
+    observer.mark()
+    with pytest.raises(RemoteError):
+        place.open(faults=kill.with_client_at("ledger-in-place")).reconcile_workers(WorkerIntent("w", 1, HELD))
+    (token,) = observer.open_tokens()
+    second = Kill(fresh_base / "second")
+    with pytest.raises(RemoteError):
+        place.open(faults=second.with_client_at("revoke-barred")).reconcile_workers(WorkerIntent("w", 1, HELD))
+    assert second.happened
+    result = place.open().reconcile_workers(WorkerIntent("w", 1, HELD))
+    assert (result.submitted, result.held_back.codes) == ((), ("unresolved",))
+    late = place.open(faults=clock_ahead(200))
+    late.reconcile_workers(WorkerIntent("w", 1, HELD))
+    assert token in observer.ledger()["revoked_tokens"]
+    assert len(observer.accepted()) == len(observer.recorded("w")) == 1
     observer.check()
 
 
