@@ -35,6 +35,7 @@ def own_process() -> str:
     return f"owner.{'0' * 32},{os.uname().nodename},{boot},{space},{gone.pid},1"
 
 
+@pytest.mark.fault("F13", "F14")
 @pytest.mark.parametrize("kind", ["without an owner", "process gone", "host gone, 75 s old"])
 def test_abandoned_lock_is_free_by_itself(box: SlurmBox, place: Place, observer: Observer, kind: str) -> None:
     session = place.create()
@@ -45,6 +46,7 @@ def test_abandoned_lock_is_free_by_itself(box: SlurmBox, place: Place, observer:
     assert not lock.exists()
 
 
+@pytest.mark.fault("F13")
 def test_lock_of_another_host_is_waited_for_and_named(box: SlurmBox, place: Place, observer: Observer) -> None:
     place.create()
     content = observer.ledger_bytes()
@@ -58,6 +60,7 @@ def test_lock_of_another_host_is_waited_for_and_named(box: SlurmBox, place: Plac
     assert [path.name for path in lock.iterdir()] == [ELSEWHERE]
 
 
+@pytest.mark.fault("F9")
 @pytest.mark.parametrize("jump", [-1000, 1000])
 def test_login_clock_that_jumps_between_look_and_commit_refuses_the_commit(
     place: Place, observer: Observer, fresh_base: Path, jump: int

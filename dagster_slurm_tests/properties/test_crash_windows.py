@@ -12,6 +12,7 @@ import pytest
 
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.errors import LockTimeout, RemoteError
+from dagster_slurm_tests.counting import executed
 from dagster_slurm_tests.properties.test_reconcile_machine import ReconcileMachine
 
 LONGEST_COMMIT = 30
@@ -44,7 +45,11 @@ class Windows(ReconcileMachine):
         self.check()
 
 
-@pytest.mark.parametrize("kind", ["die", "pause", "lose"])
+#: Rows of the fault matrix: a commit that dies takes its script with it, one that is lost its connection.
+ROWS = {"die": ("F1", "F2"), "pause": ("F13",), "lose": ("F3",)}
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.fault(*rows)) for kind, rows in ROWS.items()])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("waited_seconds", [0, 80])
 def test_intent_holds_after_a_fault_at_every_step(kind: str, scenario: str, waited_seconds: int) -> None:
@@ -76,5 +81,7 @@ def test_intent_holds_after_a_fault_at_every_step(kind: str, scenario: str, wait
         world.act(second)
         world.after_the_faults_the_intent_holds(second)
         world.check()
+        for row in ROWS[kind]:
+            executed(row, simulated=1)
         if not reached:
             break

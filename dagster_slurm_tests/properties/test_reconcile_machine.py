@@ -7,6 +7,7 @@ real Slurm.
 from __future__ import annotations
 
 import attrs
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -23,6 +24,8 @@ from dagster_slurm.errors import LockTimeout, RemoteError
 from dagster_slurm.session.commit_loop import carry_out, fresh_tokens
 from dagster_slurm.testing.scheduler import SimulatedJob, SimulatedScheduler
 from dagster_slurm.testing.simulation import SimulatedSite
+from dagster_slurm_tests.amount import amount
+from dagster_slurm_tests.counting import executed
 
 HEAD = EffectiveShape(partition="main", time_limit="1-00:00:00", head_only=True)
 WORKER = EffectiveShape(partition="main", time_limit="01:00:00")
@@ -53,6 +56,9 @@ class ReconcileMachine(RuleBasedStateMachine):
         outcome = carry_out(self.site, lambda o: plan_head(o, "sim", HEAD, WORKER, fresh_tokens()), pause=no_pause)
         assert outcome.ledger.head is not None
         self.site.start_job(outcome.ledger.head.slurm_job_id)
+
+    def teardown(self) -> None:
+        executed("F23", simulated=1)
 
     # -- what processes do -------------------------------------------------------------------------
 
@@ -214,6 +220,6 @@ class ReconcileMachine(RuleBasedStateMachine):
 
 
 ReconcileMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=amount(150, 10_000), stateful_step_count=30, suppress_health_check=list(HealthCheck)
 )
-TestReconcile = ReconcileMachine.TestCase
+TestReconcile = pytest.mark.fault("F23")(ReconcileMachine.TestCase)
