@@ -56,6 +56,7 @@ class SimulatedScheduler:
         min_job_age_seconds: How long an ended job stays in the listing.
         accounting: Whether accounting answers.
         late: Jobs whose submission was sent and that do not exist yet.
+        hidden: Jobs that live and that the listing lacks.
     """
 
     now: int = 1_800_000_000
@@ -65,6 +66,7 @@ class SimulatedScheduler:
     min_job_age_seconds: int = 300
     accounting: bool = True
     late: list[SimulatedJob] = attrs.field(factory=list)
+    hidden: set[str] = attrs.field(factory=set)
     _next_id: int = 1
 
     # -- commands ----------------------------------------------------------------------------------
@@ -154,6 +156,8 @@ class SimulatedScheduler:
         self.late.clear()
 
     def _shown(self, job: SimulatedJob) -> bool:
+        if job.slurm_job_id in self.hidden:
+            return False
         return job.ended_at is None or self.now - job.ended_at < self.min_job_age_seconds
 
     def _row(self, job: SimulatedJob) -> ListedJob:
