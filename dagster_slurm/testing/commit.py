@@ -218,11 +218,13 @@ class SimulatedCommit:
     def do_sbatch(self, effect: Submit) -> str | None:
         """Submit; the answer is in hand but not written."""
         ledger = self._ledger()
+        shape = ledger.shapes[effect.shape]
         answer = self.scheduler.submit(
             ledger.job_name,
             effect.token,
             comment_for(ledger.session_id, effect.token),
-            ledger.shapes[effect.shape].time_limit_seconds or 86_400,
+            shape.time_limit_seconds or 86_400,
+            held="--hold" in shape.extra_options,
         )
         self._submissions[effect.token] = SubmissionOutcome(answer, self.scheduler.now)
         return "after-sbatch"
