@@ -4,6 +4,9 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 TESTS ?=
+ifndef SEED
+SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+endif
 
 .PHONY: help setup demo test faults check unit bench docs clean
 
@@ -38,8 +41,9 @@ unit: check ## what needs no Slurm
 test: check docs ## everything, on a real Slurm that the tests start and end
 	$(PYTHON) -m pytest -m "not slow" --cov --cov-report=term:skip-covered $(TESTS)
 
-faults: $(READY) ## every fault at every step, the slow repetitions included
-	$(PYTHON) -m pytest dagster_slurm_tests/faults dagster_slurm_tests/properties $(TESTS)
+faults: $(READY) ## every fault at every step, the full set; prints how often each was executed (SEED=n repeats)
+	DAGSTER_SLURM_FULL_SET_SEED=$(SEED) $(PYTHON) -m pytest --hypothesis-seed=$(SEED) \
+	  dagster_slurm_tests/faults dagster_slurm_tests/contracts dagster_slurm_tests/properties $(TESTS)
 
 bench: $(READY) ## what it costs, against the bare commands
 	$(PYTHON) -m dagster_slurm_tests.bench

@@ -4,14 +4,40 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
+from dagster_slurm_tests import counting
+from dagster_slurm_tests.amount import FULL_SET_SEED, load_profile
 from dagster_slurm_tests.cluster import SlurmBox
 
 _BASES = itertools.count(1)
+
+load_profile()
+
+
+def pytest_report_header() -> str:
+    """How much of the generated tests runs, and from which seed."""
+    return "generated tests: " + ("subset" if FULL_SET_SEED is None else f"full set, seed {FULL_SET_SEED}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Count the faults that each test executed."""
+    report = yield
+    counting.note_report(item, report)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How often each fault was executed."""
+    lines = counting.table()
+    if lines:
+        terminalreporter.section("faults executed")
+        for line in lines:
+            terminalreporter.write_line(line)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -21,9 +21,16 @@ UNREACHABLE = "slurm_load_jobs error: Unable to contact slurm controller (connec
 TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 
 
+#: The user that everything of a session runs as.
+OURSELVES = "sim"
+
+
 @attrs.define(kw_only=True)
 class SimulatedJob:
-    """One job. ``works`` is set when it claimed its submission: only then does it do anything."""
+    """One job. ``works`` is set when it claimed its submission: only then does it do anything.
+
+    ``held`` keeps it pending until somebody releases it. ``user`` is whose it is.
+    """
 
     slurm_job_id: str
     name: str
@@ -31,6 +38,8 @@ class SimulatedJob:
     comment: str
     submitted_at: int
     time_limit_seconds: int
+    held: bool = False
+    user: str = OURSELVES
     state: str = "PENDING"
     started_at: int | None = None
     ended_at: int | None = None
@@ -56,6 +65,7 @@ class SimulatedScheduler:
         min_job_age_seconds: How long an ended job stays in the listing.
         accounting: Whether accounting answers.
         late: Jobs whose submission was sent and that do not exist yet.
+        hidden: Jobs that live and that the listing lacks.
     """
 
     now: int = 1_800_000_000
@@ -65,11 +75,14 @@ class SimulatedScheduler:
     min_job_age_seconds: int = 300
     accounting: bool = True
     late: list[SimulatedJob] = attrs.field(factory=list)
+    hidden: set[str] = attrs.field(factory=set)
     _next_id: int = 1
 
     # -- commands ----------------------------------------------------------------------------------
 
-    def submit(self, name: str, token: str, comment: str, time_limit_seconds: int) -> Submitted | Refused | Ambiguous:
+    def submit(
+        self, name: str, token: str, comment: str, time_limit_seconds: int, *, held: bool = False, user: str = OURSELVES
+    ) -> Submitted | Refused | Ambiguous:
         """``sbatch``."""
         answer = self.submission_answers.pop(0) if self.submission_answers else "ok"
         if self.silent or answer == "nothing":
@@ -83,6 +96,8 @@ class SimulatedScheduler:
             comment=comment,
             submitted_at=self.now,
             time_limit_seconds=time_limit_seconds,
+            held=held,
+            user=user,
         )
         self._next_id += 1
         if answer == "late":
@@ -95,7 +110,9 @@ class SimulatedScheduler:
         """``scancel``; silent about what it did, as the real one."""
         for job_id in () if self.silent else job_ids:
             job = self.jobs.get(job_id)
-            if job is not None and job.name == name and job.live and (job.state == "PENDING" or not only_pending):
+            if job is None or job.name != name or job.user != OURSELVES or not job.live:
+                continue
+            if job.state == "PENDING" or not only_pending:
                 self.end(job_id, "CANCELLED")
 
     def cancel_named(self, name: str) -> None:
@@ -106,7 +123,7 @@ class SimulatedScheduler:
         """``squeue`` by name."""
         if self.silent:
             return Listing(answered=False, jobs=(), error=UNREACHABLE)
-        shown = [job for job in self.jobs.values() if job.name == name and self._shown(job)]
+        shown = [job for job in self.jobs.values() if job.name == name and job.user == OURSELVES and self._shown(job)]
         return Listing(answered=True, jobs=tuple(self._row(job) for job in shown), error=None)
 
     def account(self, job_ids: tuple[str, ...]) -> AccountingReply:
@@ -129,7 +146,7 @@ class SimulatedScheduler:
     def start(self, job_id: str, claim: Callable[[SimulatedJob], bool]) -> None:
         """Start a pending job; ``claim`` is its first act and tells whether it goes on."""
         job = self.jobs[job_id]
-        if job.state != "PENDING":
+        if job.state != "PENDING" or job.held:
             return
         job.state, job.started_at = "RUNNING", self.now
         job.works = claim(job)
@@ -154,6 +171,8 @@ class SimulatedScheduler:
         self.late.clear()
 
     def _shown(self, job: SimulatedJob) -> bool:
+        if job.slurm_job_id in self.hidden:
+            return False
         return job.ended_at is None or self.now - job.ended_at < self.min_job_age_seconds
 
     def _row(self, job: SimulatedJob) -> ListedJob:
@@ -163,7 +182,7 @@ class SimulatedScheduler:
             slurm_job_id=job.slurm_job_id,
             name=job.name,
             state=job.state,
-            reason="Resources" if job.state == "PENDING" else None,
+            reason=("JobHeldUser" if job.held else "Resources") if job.state == "PENDING" else None,
             time_left_seconds=left,
             time_limit_seconds=job.time_limit_seconds,
             submitted_at=job.submitted_at,
@@ -177,7 +196,7 @@ class SimulatedScheduler:
             account=None,
             comment=job.comment,
             command=f"/sim/submissions/{job.token}/batch.sh",
-            user="sim",
+            user=job.user,
         )
 
     def _account_row(self, job: SimulatedJob) -> AccountingRow:

@@ -37,6 +37,7 @@ def down(box: SlurmBox, daemon: str, how: str) -> Iterator[None]:
 HOW = ["killed", pytest.param("stopped", marks=pytest.mark.slow)]
 
 
+@pytest.mark.fault("F6")
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("daemon", ["slurmctld", "munged"])
 def test_A_2_without_the_controller_or_its_authentication_nothing_is_known_and_nothing_is_gone(
@@ -67,6 +68,7 @@ def test_A_2_without_the_controller_or_its_authentication_nothing_is_known_and_n
     assert asking.estimate_worker_starts(SHAPE)[0].start_in_seconds is not None, "silence is not remembered"
 
 
+@pytest.mark.fault("F7")
 @pytest.mark.parametrize("how", HOW)
 def test_B_4_without_the_database_the_queue_still_tells_and_submissions_go_on(
     how: str, box: SlurmBox, place: Place

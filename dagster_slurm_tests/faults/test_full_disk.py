@@ -16,6 +16,8 @@ from dagster_slurm_tests.cluster import SlurmBox
 from dagster_slurm_tests.cluster.bringup import give_to_job_user
 from dagster_slurm_tests.sessions import HELD, Observer, Place, make_place
 
+pytestmark = pytest.mark.fault("F10")
+
 TWO = WorkerIntent("w", 2, HELD)
 
 

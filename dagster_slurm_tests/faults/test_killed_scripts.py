@@ -11,6 +11,8 @@ from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.errors import RemoteError
 from dagster_slurm_tests.sessions import HELD, Kill, Observer, Pause, Place, clock_ahead, until
 
+pytestmark = pytest.mark.fault("F2")
+
 THREE = WorkerIntent("w", 3, HELD)
 BEFORE_EFFECTS = ["prepared", "locked", "checked", "before-ledger", "ledger-in-place"]
 SUBMIT_STEPS = ["before-sent", "before-sbatch", "after-sbatch", "after-result"]
@@ -31,6 +33,7 @@ def submitted_by_then(step: str, nth: int) -> int:
     return nth if step in ("after-sbatch", "after-result") else nth - 1
 
 
+@pytest.mark.fault("F1", "F2")
 @pytest.mark.parametrize(("step", "nth"), GROW_STEPS)
 def test_script_and_client_killed_while_growing(
     place: Place, observer: Observer, kill: Kill, step: str, nth: int
@@ -110,6 +113,7 @@ def test_script_killed_while_growing_and_the_same_call_goes_on(
     observer.check()
 
 
+@pytest.mark.fault("F1", "F2")
 @pytest.mark.parametrize("step", [*BEFORE_EFFECTS, "before-cancel", "after-cancel", "effects-done"])
 def test_script_and_client_killed_while_shrinking_pending(
     place: Place, observer: Observer, kill: Kill, step: str
@@ -130,6 +134,7 @@ def test_script_and_client_killed_while_shrinking_pending(
         assert deadline is None or record["drain_deadline"] == deadline
 
 
+@pytest.mark.fault("F1", "F2")
 @pytest.mark.parametrize(("step", "nth"), [("ledger-in-place", 1), ("before-drain", 1), ("before-drain", 2)])
 def test_script_and_client_killed_while_draining(
     place: Place, observer: Observer, kill: Kill, step: str, nth: int

@@ -12,6 +12,8 @@ from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.errors import LedgerDamaged, LedgerTooNew, SessionError
 from dagster_slurm_tests.sessions import HELD, Observer, Pause, Place
 
+pytestmark = pytest.mark.fault("F11")
+
 TWO = WorkerIntent("w", 2, HELD)
 
 

@@ -35,6 +35,7 @@ def own_process() -> str:
     return f"owner.{'0' * 32},{os.uname().nodename},{boot},{space},{gone.pid},1"
 
 
+@pytest.mark.fault("F13", "F14")
 @pytest.mark.parametrize("kind", ["without an owner", "process gone", "host gone, 75 s old"])
 def test_abandoned_lock_is_free_by_itself(box: SlurmBox, place: Place, observer: Observer, kind: str) -> None:
     session = place.create()
@@ -45,6 +46,7 @@ def test_abandoned_lock_is_free_by_itself(box: SlurmBox, place: Place, observer:
     assert not lock.exists()
 
 
+@pytest.mark.fault("F13")
 def test_lock_of_another_host_is_waited_for_and_named(box: SlurmBox, place: Place, observer: Observer) -> None:
     place.create()
     content = observer.ledger_bytes()
@@ -58,6 +60,7 @@ def test_lock_of_another_host_is_waited_for_and_named(box: SlurmBox, place: Plac
     assert [path.name for path in lock.iterdir()] == [ELSEWHERE]
 
 
+@pytest.mark.fault("F9")
 @pytest.mark.parametrize("jump", [-1000, 1000])
 def test_login_clock_that_jumps_between_look_and_commit_refuses_the_commit(
     place: Place, observer: Observer, fresh_base: Path, jump: int
@@ -81,4 +84,81 @@ def test_login_clock_that_jumps_between_look_and_commit_refuses_the_commit(
     submitted_at = {record["submitted_at"] for record in observer.ledger()["workers"]}
     now = place.open().inspect().observed_at
     assert all(abs(moment - now - jump) < 60 for moment in submitted_at)
+    observer.check()
+
+
+@pytest.mark.fault("F14")
+def test_N_6_lock_of_another_user_is_not_taken_and_stops_submissions(place: Place, observer: Observer) -> None:
+    place.create()
+    content = observer.ledger_bytes()
+    observer.mark()
+    lock = place.directory / "lock"
+    lock.mkdir(mode=0o700)
+    (lock / ELSEWHERE).touch()
+    os.utime(lock / ELSEWHERE, (0, 0))
+    with pytest.raises(LockTimeout) as caught:
+        place.open(lock_wait_seconds=1).reconcile_workers(THREE)
+    assert str(lock) in str(caught.value)
+    assert (observer.accepted(), observer.ledger_bytes()) == ([], content)
+    assert (lock / ELSEWHERE).exists()
+    (lock / ELSEWHERE).unlink()
+    lock.rmdir()
+    assert len(place.open().reconcile_workers(THREE).submitted) == 3
+
+
+#: A network filesystem may lose the reply to a rename that succeeded: which one, by a word of its command.
+RENAMES = {
+    "the lock": "lock.* lock",
+    "the ledger": "prepared.* allocation.json",
+    "a takeover": "lock/owner.* lock/owner.*",
+}
+
+
+@pytest.mark.fault("F14")
+@pytest.mark.parametrize("renamed", [*RENAMES, "a fate file"])
+def test_N_4_rename_that_succeeded_but_reported_failure(
+    box: SlurmBox, place: Place, observer: Observer, fresh_base: Path, renamed: str
+) -> None:
+    place.create()
+    observer.mark()
+    pattern, lied = RENAMES.get(renamed, "*/ready */sent"), fresh_base / "lied"
+    if renamed == "a takeover":
+        leave_lock(box, place, own_process())
+    liar = (
+        'mv() { command mv "$@"; moved=$?; [ "$1" != -T ] || shift; '
+        f'case "$1 $2" in {pattern.replace(" ", chr(92) + " ")}) touch {lied}; return 1 ;; esac; return $moved; }}\n'
+    )
+    result = place.open(faults=liar).reconcile_workers(THREE)
+    assert lied.exists()
+    if renamed == "a fate file":
+        # Taken for revoked: nothing is submitted for it, and the next call submits anew.
+        assert observer.accepted() == []
+        assert result.held_back
+        result = place.open().reconcile_workers(THREE)
+    assert len(result.submitted) == len(observer.accepted()) == 3
+    assert sorted(observer.recorded("w")) == sorted(observer.workers()) == sorted(observer.accepted())
+    assert not (place.directory / "lock").exists()
+    observer.check()
+
+
+@pytest.mark.fault("F14")
+@pytest.mark.parametrize("command", ["stat", "readlink", "sleep"])
+def test_N_4_stale_file_handle_while_reading_a_peers_lock_is_no_crash(
+    box: SlurmBox, place: Place, observer: Observer, command: str
+) -> None:
+    """What cannot be read is taken for a living owner's: it is waited for, and the error says so."""
+    place.create()
+    observer.mark()
+    lock = leave_lock(box, place, ELSEWHERE, 75)
+    stale = f"{command}() {{ echo '{command}: Stale file handle' >&2; return 1; }}\n"
+    session = place.open(faults=stale, lock_wait_seconds=1)
+    if command == "stat":
+        with pytest.raises(LockTimeout):
+            session.reconcile_workers(THREE)
+        assert observer.accepted() == []
+        assert (lock / ELSEWHERE).exists()
+    else:
+        assert len(session.reconcile_workers(THREE).submitted) == 3
+    place.open().reconcile_workers(THREE)
+    assert len(observer.accepted()) == 3
     observer.check()

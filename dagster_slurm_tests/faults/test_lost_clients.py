@@ -62,6 +62,7 @@ def cut(place: Place) -> Iterator[CuttingRelay]:
     running.close()
 
 
+@pytest.mark.fault("F1")
 @pytest.mark.parametrize("step", ["prepared", "checked", "ledger-in-place", "before-sbatch", "after-sbatch"])
 def test_killed_client_changes_nothing(place: Place, observer: Observer, pause: Pause, step: str) -> None:
     place.create()
@@ -83,6 +84,7 @@ def test_killed_client_changes_nothing(place: Place, observer: Observer, pause: 
     observer.check()
 
 
+@pytest.mark.fault("F3")
 @pytest.mark.parametrize("step", ["prepared", "ledger-in-place", "before-sbatch", "effects-done"])
 def test_connection_cut_after_the_request_was_sent(
     place: Place, observer: Observer, pause: Pause, cut: CuttingRelay, tmp_path: Path, step: str
@@ -102,6 +104,7 @@ def test_connection_cut_after_the_request_was_sent(
     assert not following.held_back
 
 
+@pytest.mark.fault("F3")
 @pytest.mark.parametrize(
     "offset",
     [
@@ -131,6 +134,7 @@ def test_connection_cut_during_the_reply(
     assert not following.held_back
 
 
+@pytest.mark.fault("F3")
 @pytest.mark.parametrize("count", [1, 3])
 def test_budget_of_a_call_holds_when_its_first_reply_is_lost(
     place: Place, observer: Observer, pause: Pause, cut: CuttingRelay, tmp_path: Path, count: int
@@ -150,6 +154,7 @@ def test_budget_of_a_call_holds_when_its_first_reply_is_lost(
     assert "budget" in result.held_back.codes
 
 
+@pytest.mark.fault("F1")
 def test_drain_deadline_survives_restarts_of_the_client(place: Place, observer: Observer) -> None:
     def record() -> dict[str, object]:
         (found,) = observer.ledger()["workers"]

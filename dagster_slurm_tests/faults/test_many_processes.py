@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+import pytest
+
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.allocations.result import ReconcileResult
 from dagster_slurm_tests.clients import Client
 from dagster_slurm_tests.sessions import HELD, Observer, Place
+
+pytestmark = pytest.mark.fault("F12")
 
 
 def at_once(place: Place, requests: Sequence[WorkerIntent]) -> list[ReconcileResult]:

@@ -12,6 +12,8 @@ from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.errors import LockTimeout
 from dagster_slurm_tests.sessions import HELD, Observer, Pause, Place
 
+pytestmark = pytest.mark.fault("F13")
+
 A = WorkerIntent("a", 3, HELD)
 BOTH = [A, WorkerIntent("b", 1, HELD)]
 STEPS = [

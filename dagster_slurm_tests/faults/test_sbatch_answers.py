@@ -16,6 +16,8 @@ from dagster_slurm.errors import SubmissionRefused
 from dagster_slurm_tests.cluster import SlurmBox
 from dagster_slurm_tests.sessions import HELD, Observer, Pause, Place, until
 
+pytestmark = pytest.mark.fault("F4")
+
 TWO = WorkerIntent("w", 2, HELD)
 TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 
@@ -159,6 +161,7 @@ def test_late_job_that_is_still_pending_is_cancelled(
     assert observer.queue() == {}
 
 
+@pytest.mark.fault("F5")
 def test_controller_stopped_during_sbatch_and_its_client_killed(
     box: SlurmBox, place: Place, observer: Observer, pause: Pause, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,8 @@ from dagster_slurm.errors import SubmissionRefused
 from dagster_slurm_tests.cluster import SlurmBox
 from dagster_slurm_tests.sessions import HELD, Observer, Place, until
 
+pytestmark = pytest.mark.fault("F6")
+
 
 def wait_until_saved(box: SlurmBox, observer: Observer) -> None:
     """slurmctld writes its jobs down every few seconds; a crash loses what came after."""

@@ -17,6 +17,7 @@ from dagster_slurm.remote.frames import parse_reply, posix_cksum
 from dagster_slurm.remote.replies import read_observation
 from dagster_slurm.slurm.replies import parse_listing
 from dagster_slurm_tests import recordings
+from dagster_slurm_tests.amount import amount
 from dagster_slurm_tests.builders import token
 
 NONCE = "0123456789abcdef0123456789abcdef"
@@ -96,7 +97,7 @@ def damaged(draw: st.DrawFn, reply: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("version", "name"), LIVE)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=amount(300, 1500))
 @given(data=st.data())
 def test_damage_never_ends_a_live_allocation(version: str, name: str, data: st.DataObject) -> None:
     reply, whole = recorded_look(version, name)

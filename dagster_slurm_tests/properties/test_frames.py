@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dagster_slurm.remote.frames import NOISE_LIMIT, Reply, Section, heredoc, parse_reply, posix_cksum, quote
+from dagster_slurm_tests.amount import amount
 
 NONCE = "0f3c9a7be1d24856"
 # Short alphabets, so that bodies often look like pieces of frames.
@@ -66,7 +67,7 @@ def test_M_6_noise_around_frames_changes_nothing(data: st.DataObject, sent: list
     assert (list(reply.sections), reply.complete) == (sent, True)
 
 
-@settings(max_examples=600)
+@settings(max_examples=amount(600, 5000))
 @given(st.data(), st.lists(_sections, min_size=1, max_size=4))
 def test_damage_anywhere_gives_the_truth_or_nothing(data: st.DataObject, sent: list[Section]) -> None:
     whole = reply_bytes(sent)
@@ -125,7 +126,7 @@ def test_noise_is_the_tail_of_what_is_outside_frames_and_of_standard_error() -> 
     assert parse_reply(b"", NONCE, b"x" * 10_000).noise == "x" * NOISE_LIMIT
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=amount(30, 200))
 @given(st.one_of(st.binary(max_size=2000), st.integers(0, 300_000).map(lambda size: b"\xa5\x00\x17" * (size // 3))))
 def test_the_checksum_is_the_one_of_cksum(data: bytes) -> None:
     printed = subprocess.run(["cksum"], input=data, capture_output=True, check=True).stdout
@@ -135,7 +136,7 @@ def test_the_checksum_is_the_one_of_cksum(data: bytes) -> None:
 _texts = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=30)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=amount(40, 300))
 @given(st.lists(st.one_of(_texts, st.text("'\"\\$`!*? \n~#-;&|<>(){}[]=", max_size=12)), min_size=1, max_size=6))
 def test_quoted_words_reach_a_command_unchanged(values: list[str]) -> None:
     script = "printf '%s\\0' " + " ".join(quote(value) for value in values)
@@ -143,7 +144,7 @@ def test_quoted_words_reach_a_command_unchanged(values: list[str]) -> None:
     assert printed.decode().split("\0")[:-1] == values
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=amount(40, 300))
 @given(
     st.one_of(_texts, st.lists(st.sampled_from(["END_0\n", "'", "$x", "`id`", "\\\n", "\n"]), max_size=6).map("".join))
 )

@@ -11,15 +11,18 @@ import json
 from typing import Any
 
 import attrs
-from hypothesis import HealthCheck, given, settings
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_slurm.allocations.config import EffectiveShape
 from dagster_slurm.allocations.ledger import AllocationRecord, Ledger, OpenSubmission, flat_json, read_ledger
 from dagster_slurm.errors import LedgerDamaged, LedgerTooNew
+from dagster_slurm_tests.amount import amount
+from dagster_slurm_tests.counting import executed
 
 #: How long an example takes depends on what else the machine does.
-law = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+law = settings(max_examples=amount(100, 1000))
 
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 tokens = st.text("0123456789abcdef", min_size=32, max_size=32)
@@ -140,9 +143,11 @@ def test_every_edit_keeps_unknown_keys(ledger: Ledger, now: int) -> None:
     assert all(flat_json(record).items() >= record.extra.items() for record in archived)
 
 
+@pytest.mark.fault("F11")
 @law
 @given(ledgers(), st.data())
 def test_a_ledger_cut_at_any_byte_is_damaged(ledger: Ledger, data: st.DataObject) -> None:
+    executed("F11", simulated=1)
     whole = ledger.to_bytes()
     cut = data.draw(st.integers(0, len(whole) - 1))
     try:
@@ -152,9 +157,11 @@ def test_a_ledger_cut_at_any_byte_is_damaged(ledger: Ledger, data: st.DataObject
         pass
 
 
+@pytest.mark.fault("F11")
 @law
 @given(ledgers(), st.data())
 def test_a_ledger_filled_with_zeros_from_any_byte_on_is_damaged(ledger: Ledger, data: st.DataObject) -> None:
+    executed("F11", simulated=1)
     whole = ledger.to_bytes()
     start = data.draw(st.integers(0, len(whole) - 1))
     length = data.draw(st.integers(1, len(whole) - start))
@@ -176,10 +183,12 @@ def known_shape(ledger: Ledger) -> Any:
     ]
 
 
+@pytest.mark.fault("F11")
 @law
 @given(ledgers(), st.data())
 def test_one_changed_byte_is_damage_or_another_value_of_the_same_kind(ledger: Ledger, data: st.DataObject) -> None:
     """Nothing that a record says gets lost: no record vanishes, no deadline becomes unsaid, no type changes."""
+    executed("F11", simulated=1)
     whole = bytearray(ledger.to_bytes())
     place = data.draw(st.integers(0, len(whole) - 1))
     byte = data.draw(st.integers(0, 255).filter(lambda value: value != whole[place]))

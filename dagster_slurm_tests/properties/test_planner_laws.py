@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import attrs
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_slurm.allocations.conditions import condition_of
@@ -24,6 +24,7 @@ from dagster_slurm.session.commit_loop import carry_out, fresh_tokens
 from dagster_slurm.slurm.states import StateClass, state_class
 from dagster_slurm.testing.scheduler import SimulatedScheduler
 from dagster_slurm.testing.simulation import SimulatedSite
+from dagster_slurm_tests.amount import amount
 from dagster_slurm_tests.builders import (
     SESSION,
     WORKER_SHAPE,
@@ -32,8 +33,7 @@ from dagster_slurm_tests.builders import (
 )
 from dagster_slurm_tests.properties.worlds import requests, worlds
 
-#: How long an example takes depends on what else the machine does.
-law = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+law = settings(max_examples=amount(80, 1000))
 
 
 def tokens() -> Iterator[str]:

@@ -6,14 +6,17 @@ real Slurm.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import attrs
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dagster_slurm.allocations.config import EffectiveShape
 from dagster_slurm.allocations.intent import WorkerIntent
-from dagster_slurm.allocations.ledger import Ledger
+from dagster_slurm.allocations.ledger import Ledger, read_ledger
 from dagster_slurm.allocations.lifecycle import plan_head
 from dagster_slurm.allocations.observation import Observation
 from dagster_slurm.allocations.plan import Plan
@@ -23,17 +26,25 @@ from dagster_slurm.errors import LockTimeout, RemoteError
 from dagster_slurm.session.commit_loop import carry_out, fresh_tokens
 from dagster_slurm.testing.scheduler import SimulatedJob, SimulatedScheduler
 from dagster_slurm.testing.simulation import SimulatedSite
+from dagster_slurm_tests.amount import amount
+from dagster_slurm_tests.counting import executed
 
 HEAD = EffectiveShape(partition="main", time_limit="1-00:00:00", head_only=True)
 WORKER = EffectiveShape(partition="main", time_limit="01:00:00")
 
 counts = st.integers(0, 5)
 answers = st.lists(st.sampled_from(["ok", "ok", "lost", "nothing", "late", "refused"]), max_size=6)
-faults = st.one_of(st.none(), st.tuples(st.sampled_from(["die", "pause", "lose"]), st.integers(0, 24)))
+faults = st.one_of(st.none(), st.tuples(st.sampled_from(["die", "power", "pause", "lose"]), st.integers(0, 24)))
 
 
 def no_pause(seconds: float) -> None:
     """The simulated clock does not move while a call waits."""
+
+
+@lru_cache(maxsize=256)
+def stored(content: bytes) -> Ledger:
+    """The ledger of these bytes; the checks between all steps read it again and again."""
+    return read_ledger(content, path="simulated ledger")
 
 
 class ReconcileMachine(RuleBasedStateMachine):
@@ -53,6 +64,19 @@ class ReconcileMachine(RuleBasedStateMachine):
         outcome = carry_out(self.site, lambda o: plan_head(o, "sim", HEAD, WORKER, fresh_tokens()), pause=no_pause)
         assert outcome.ledger.head is not None
         self.site.start_job(outcome.ledger.head.slurm_job_id)
+        self.site.watch = self.check
+
+    def check(self) -> None:
+        """Every invariant that holds at any moment, between any two steps of a commit."""
+        self.never_more_than_asked_for()
+        self.every_job_is_known_to_the_ledger()
+        self.deadlines_never_move()
+        self.a_drain_starts_after_its_deadline_is_written()
+        self.one_job_per_token()
+        self.nothing_begins_without_its_lock()
+
+    def teardown(self) -> None:
+        executed("F23", simulated=1)
 
     # -- what processes do -------------------------------------------------------------------------
 
@@ -143,9 +167,9 @@ class ReconcileMachine(RuleBasedStateMachine):
     # -- what must hold ----------------------------------------------------------------------------
 
     def ledger(self) -> Ledger:
-        ledger = self.site.read()
-        assert ledger is not None
-        return ledger
+        content = self.site.files.ledger
+        assert content is not None
+        return stored(content)
 
     def coming(self) -> list[SimulatedJob]:
         """Every job that works or may still work, those on their way included."""
@@ -183,6 +207,22 @@ class ReconcileMachine(RuleBasedStateMachine):
                 self.deadlines[record.slurm_job_id] = record.drain_deadline
 
     @invariant()
+    def a_drain_starts_after_its_deadline_is_written(self) -> None:
+        drains = self.site.files.drains
+        if drains:
+            written = {record.token: record.drain_deadline for record in self.ledger().records()}
+            assert all(written[token] == deadline for token, deadline in drains.items() if token in written)
+
+    @invariant()
+    def one_job_per_token(self) -> None:
+        tokens = [job.token for job in self.coming()]
+        assert len(tokens) == len(set(tokens)), "two jobs of one submission could work"
+
+    @invariant()
+    def nothing_begins_without_its_lock(self) -> None:
+        assert not self.site.unguarded
+
+    @invariant()
     def silence_is_not_an_end(self) -> None:
         if self.site.files.ledger is None or not self.scheduler.silent:
             return
@@ -214,6 +254,6 @@ class ReconcileMachine(RuleBasedStateMachine):
 
 
 ReconcileMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=amount(150, 10_000), stateful_step_count=30, suppress_health_check=list(HealthCheck)
 )
-TestReconcile = ReconcileMachine.TestCase
+TestReconcile = pytest.mark.fault("F23")(ReconcileMachine.TestCase)

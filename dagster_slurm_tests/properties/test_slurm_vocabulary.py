@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_slurm.allocations.config import EffectiveShape, SlurmWorkerAllocationConfig, inherit
@@ -27,9 +27,10 @@ from dagster_slurm.slurm.replies import (
 )
 from dagster_slurm.slurm.states import StateClass, canonical_state, state_class
 from dagster_slurm.slurm.tres import gpus_per_node_requested, parse_tres, total_gpus
+from dagster_slurm_tests.amount import amount
 
 # Timing decides nothing here: the machine may be busy.
-bounded = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+bounded = settings(max_examples=amount(100, 1000))
 
 # Any text, any bytes as the shell decodes them, and text made of the pieces that the parsers look for.
 PIECES = ["\x1f", "\x1e", "\n", ":", "-", ",", "=", "[", "]", "0", "12", "RUNNING", "error", "gres/gpu", "gres:gpu"]

@@ -66,7 +66,7 @@ def build(root: Path, entries: dict[str, object]) -> dict[str, tuple[str, bytes]
     return expected
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(_trees)
 def test_a_tree_keeps_its_bytes_and_private_modes(entries: dict[str, object]) -> None:
     with tempfile.TemporaryDirectory() as folder:
