@@ -209,7 +209,7 @@ class SimulatedCommit:
         return "before-sent"
 
     def do_send(self, effect: Submit) -> str | None:
-        """Whoever took over may have revoked it: then this rename fails and nothing is submitted."""
+        """Whoever took over may have revoked it: then this fails and nothing is submitted."""
         if not self.files.move_fate(effect.token, Fate.READY, Fate.SENT):
             self._submissions[effect.token] = SubmissionOutcome(NotTried("revoked"), None)
             return self._skip(effect)
@@ -251,8 +251,16 @@ class SimulatedCommit:
         elif isinstance(effect, Drain):
             self.files.drains[effect.token] = effect.deadline
         elif isinstance(effect, Revoke):
-            self._revoked[effect.token] = self.files.move_fate(effect.token, effect.fate, Fate.REVOKED)
+            barred = Fate.SENT if effect.fate is Fate.READY else effect.fate
+            self._revoked[effect.token] = self.files.move_fate(effect.token, barred, Fate.REVOKED)
         return "acted"
+
+    def do_bar(self, effect: Revoke) -> str | None:
+        """What was never sent is kept from being sent, before its claim is taken away."""
+        if not self.files.move_fate(effect.token, Fate.READY, Fate.SENT):
+            self._revoked[effect.token] = False
+            return self._skip(effect)
+        return "revoke-barred"
 
     def do_forget(self, effect: Forget) -> str | None:
         """Remove markers."""
@@ -280,4 +288,6 @@ def _steps_of(effect: Effect) -> Iterable[str]:
         return ("forget",)
     if isinstance(effect, Close):
         return ("close", "cancel_named")
+    if isinstance(effect, Revoke) and effect.fate is Fate.READY:
+        return ("begin", "bar", "act")
     return () if isinstance(effect, Archive) else ("begin", "act")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dagster_slurm.allocations.intent import WorkerIntent
-from dagster_slurm.errors import LockTimeout
+from dagster_slurm.errors import LockTimeout, RemoteError
 from dagster_slurm_tests.cluster import SlurmBox
-from dagster_slurm_tests.sessions import HELD, Observer, Place
+from dagster_slurm_tests.sessions import HELD, Kill, Observer, Place
 
 THREE = WorkerIntent("w", 3, HELD)
 ELSEWHERE = f"owner.{'0' * 32},another-host,boot,1,4711,99"
@@ -111,30 +111,29 @@ RENAMES = {
     "the lock": "lock.* lock",
     "the ledger": "prepared.* allocation.json",
     "a takeover": "lock/owner.* lock/owner.*",
+    "a claim": "*/ready */revoked",
 }
 
 
 @pytest.mark.fault("F14")
-@pytest.mark.parametrize("renamed", [*RENAMES, "a fate file"])
+@pytest.mark.parametrize("renamed", RENAMES)
 def test_N_4_rename_that_succeeded_but_reported_failure(
-    box: SlurmBox, place: Place, observer: Observer, fresh_base: Path, renamed: str
+    box: SlurmBox, place: Place, observer: Observer, kill: Kill, fresh_base: Path, renamed: str
 ) -> None:
     place.create()
     observer.mark()
-    pattern, lied = RENAMES.get(renamed, "*/ready */sent"), fresh_base / "lied"
+    pattern, lied = RENAMES[renamed], fresh_base / "lied"
     if renamed == "a takeover":
         leave_lock(box, place, own_process())
+    if renamed == "a claim":
+        with pytest.raises(RemoteError):
+            place.open(faults=kill.with_client_at("ledger-in-place")).reconcile_workers(THREE)
     liar = (
         'mv() { command mv "$@"; moved=$?; [ "$1" != -T ] || shift; '
         f'case "$1 $2" in {pattern.replace(" ", chr(92) + " ")}) touch {lied}; return 1 ;; esac; return $moved; }}\n'
     )
     result = place.open(faults=liar).reconcile_workers(THREE)
     assert lied.exists()
-    if renamed == "a fate file":
-        # Taken for revoked: nothing is submitted for it, and the next call submits anew.
-        assert observer.accepted() == []
-        assert result.held_back
-        result = place.open().reconcile_workers(THREE)
     assert len(result.submitted) == len(observer.accepted()) == 3
     assert sorted(observer.recorded("w")) == sorted(observer.workers()) == sorted(observer.accepted())
     assert not (place.directory / "lock").exists()
