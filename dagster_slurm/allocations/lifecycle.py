@@ -25,9 +25,10 @@ from dagster_slurm.allocations.plan import (
     refusals,
     scheduler_silent,
 )
+from dagster_slurm.allocations.result import EndResult
 from dagster_slurm.allocations.settings import job_name_for
 from dagster_slurm.errors import SessionClosing, SessionRecordsLost
-from dagster_slurm.slurm.replies import Refused, Submitted
+from dagster_slurm.slurm.replies import Listing, Refused, Submitted
 
 
 def _submitting(
@@ -190,12 +191,21 @@ def plan_end(observation: Observation, session_id: str) -> Plan:
 
 def is_over(observation: Observation) -> bool:
     """Whether a listing shows no live job of the session and no submission is open."""
-    return observation.listing.answered and not live_jobs(observation) and not open_tokens(observation)
+    return observation.listing.answered and not live_jobs(observation.listing) and not open_tokens(observation)
 
 
-def live_jobs(observation: Observation) -> tuple[str, ...]:
+def live_jobs(listing: Listing) -> tuple[str, ...]:
     """Jobs of the session's name that the listing shows and that are not known to have ended."""
-    return tuple(job.slurm_job_id for job in observation.listing.jobs if Condition(state=job.state).live is not False)
+    return tuple(job.slurm_job_id for job in listing.jobs if Condition(state=job.state).live is not False)
+
+
+def end_by_name(listing: Listing) -> EndResult:
+    """How far a session has come that was marked as ending and whose records cannot be read.
+
+    A submission that comes late finds the mark and ends at once, so a good listing without a live job is the end.
+    """
+    live = live_jobs(listing)
+    return EndResult(complete=listing.answered and not live, live=live, by_name=True)
 
 
 def open_tokens(observation: Observation) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import attrs
 
 from dagster_slurm.allocations.ledger import AllocationRecord, Ledger, Role
 from dagster_slurm.allocations.observation import Fate, Observation
-from dagster_slurm.slurm.replies import Ambiguous, Refused, Submitted
+from dagster_slurm.slurm.replies import Ambiguous, Listing, Refused, Submitted
 
 
 @attrs.frozen
@@ -227,4 +227,11 @@ class Site(Protocol):
 
         Raises:
             RemoteError: there was no complete answer; whether it was done is unknown.
+        """
+
+    def close_by_name(self) -> Listing:
+        """Mark the session as ending and cancel every job of its name, whatever its records say; then look.
+
+        Raises:
+            RemoteError: the login node could not be asked.
         """

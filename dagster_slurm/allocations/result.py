@@ -36,8 +36,10 @@ class EndResult:
         complete: A listing showed no live job of the session and no submission is open.
         live: Jobs that were still seen.
         unresolved: Submissions whose outcome is not known yet.
+        by_name: The records could not be read, so the name of the jobs alone decided what is cancelled.
     """
 
     complete: bool
     live: tuple[str, ...] = ()
     unresolved: int = 0
+    by_name: bool = False

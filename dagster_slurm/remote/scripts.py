@@ -103,6 +103,18 @@ def commit_script(settings: SessionSettings, request: CommitRequest) -> str:
     )
 
 
+def close_script(settings: SessionSettings) -> str:
+    """Mark the session as ending and cancel by name: both can be done at any time, so it takes no lock."""
+    return "".join(
+        [
+            observe_functions(settings),
+            f"job_name={quote(settings.job_name)}\ncluster={quote(settings.cluster or '')}\n",
+            part("commit.sh"),
+            'if cd "$session"; then user_name=$(id -un); effect_close; section listing list_jobs; fi\n',
+        ]
+    )
+
+
 def _function(name: str, lines: list[str], joined_by: str) -> str:
     return f"{name}() {{\n{joined_by.join(lines) or ':'}\n}}\n"
 

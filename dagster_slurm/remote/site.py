@@ -11,7 +11,7 @@ from dagster_slurm.allocations.settings import SessionSettings
 from dagster_slurm.errors import LockTimeout, SessionDirectoryUnsafe
 from dagster_slurm.remote.frames import Reply
 from dagster_slurm.remote.replies import read_commit, read_observation
-from dagster_slurm.remote.scripts import absence_script, commit_script, observe_script
+from dagster_slurm.remote.scripts import absence_script, close_script, commit_script, observe_script
 from dagster_slurm.remote.shell import RemoteShell
 from dagster_slurm.slurm.replies import Listing, parse_accounting, parse_listing
 
@@ -39,7 +39,7 @@ class RemoteSite:
         times = [r.submitted_at for r in observation.ledger.records() if r.slurm_job_id in gone and r.submitted_at]
         since = min([observation.login_clock - ACCOUNTING_MARGIN_SECONDS, *(t - 3600 for t in times)])
         reply = self.shell.run(absence_script(self.settings, gone, since), timeout_seconds=OBSERVE_TIMEOUT_SECONDS)
-        observation = with_absent(observation, _listing_by_id(reply))
+        observation = with_absent(observation, _listing(reply, "by-id"))
         section = reply.section("accounting")
         if section is None:
             return observation
@@ -69,11 +69,15 @@ class RemoteSite:
             )
         return attrs.evolve(answer, observation=self._explained(answer.observation))
 
+    def close_by_name(self) -> Listing:
+        """Mark the session as ending, cancel every job of its name, and look: for records that cannot be read."""
+        return _listing(self.shell.run(close_script(self.settings), timeout_seconds=OBSERVE_TIMEOUT_SECONDS), "listing")
 
-def _listing_by_id(reply: Reply) -> Listing:
-    section = reply.section("by-id")
+
+def _listing(reply: Reply, name: str) -> Listing:
+    section = reply.section(name)
     if section is None:
-        return Listing(answered=False, error="the reply to squeue --jobs did not arrive whole")
+        return Listing(answered=False, error="the reply to squeue did not arrive whole")
     return parse_listing(section.status, section.text)
 
 

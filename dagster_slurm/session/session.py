@@ -8,11 +8,11 @@ from functools import cached_property
 
 from dagster_slurm.allocations.config import EffectiveShape, SlurmWorkerAllocationConfig
 from dagster_slurm.allocations.estimate import StartEstimate, StartProbe
-from dagster_slurm.allocations.lifecycle import is_over, live_jobs, open_tokens, plan_end
+from dagster_slurm.allocations.lifecycle import end_by_name, is_over, live_jobs, open_tokens, plan_end
 from dagster_slurm.allocations.result import EndResult
 from dagster_slurm.allocations.snapshot import SessionSnapshot, build_snapshot
 from dagster_slurm.allocations.workers import effective_shape
-from dagster_slurm.errors import SessionNotFound
+from dagster_slurm.errors import LedgerDamaged, LedgerTooNew, SessionNotFound
 from dagster_slurm.remote.probes import log_script, read_log, read_starts, starts_script
 from dagster_slurm.remote.submission import sbatch_options
 from dagster_slurm.session.commit_loop import carry_out
@@ -94,6 +94,8 @@ class AllocationSession(WorkerScaling, PayloadCalls):
     def end(self, *, timeout_seconds: float = 30) -> EndResult:
         """End the session: it starts no new work, and every job of its name and our user is cancelled.
 
+        Records that cannot be read do not stand in the way: then the name of the jobs alone decides.
+
         Returns:
             Whether a listing showed that nothing is left. When not, call it again; nothing was lost.
 
@@ -102,13 +104,21 @@ class AllocationSession(WorkerScaling, PayloadCalls):
         """
         until = time.monotonic() + timeout_seconds
         while True:
-            outcome = carry_out(self._site, lambda o: plan_end(o, self.session_id), even_if_closing=True)
-            observation = outcome.observation
-            if observation.closing and is_over(observation):
-                return EndResult(complete=True)
-            if time.monotonic() >= until:
-                return EndResult(complete=False, live=live_jobs(observation), unresolved=len(open_tokens(observation)))
+            try:
+                result = self._end_once()
+            except (LedgerDamaged, LedgerTooNew):
+                result = end_by_name(self._site.close_by_name())
+            if result.complete or time.monotonic() >= until:
+                return result
             time.sleep(0.5)
+
+    def _end_once(self) -> EndResult:
+        outcome = carry_out(self._site, lambda o: plan_end(o, self.session_id), even_if_closing=True)
+        observation = outcome.observation
+        if observation.closing and is_over(observation):
+            return EndResult(complete=True)
+        live = live_jobs(observation.listing)
+        return EndResult(complete=False, live=live, unresolved=len(open_tokens(observation)))
 
     def close(self) -> None:
         """Close the connection. Ends nothing on the cluster."""

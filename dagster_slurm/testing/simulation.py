@@ -118,6 +118,12 @@ class SimulatedSite:
         self.watch()
         return True
 
+    def close_by_name(self) -> Listing:
+        """Mark the session as ending, cancel every job of its name, and look."""
+        self.files.closing = True
+        self.scheduler.cancel_named(job_name_for(self.session_id))
+        return self.listing(None)
+
     # -- the world ---------------------------------------------------------------------------------
 
     def wake(self) -> None:

@@ -64,6 +64,21 @@ def test_unreadable_ledger_is_a_typed_error_and_stops_submissions(
     assert observer.queue() == jobs
 
 
+@pytest.mark.parametrize("damage", [lambda content: content[:-3], newer], ids=["cut", "newer"])
+def test_a_session_whose_ledger_cannot_be_read_ends_by_name(
+    place: Place, observer: Observer, damage: Callable[[bytes], bytes]
+) -> None:
+    session = place.create_running()
+    session.reconcile_workers([WorkerIntent("w", 1), WorkerIntent("held", 1, HELD)])
+    damaged = damage(observer.ledger_bytes())
+    (place.directory / "allocation.json").write_bytes(damaged)
+    result = session.end()
+    assert (result.complete, result.by_name) == (True, True)
+    assert observer.queue() == {}
+    assert observer.ledger_bytes() == damaged
+    assert (place.directory / "closing").exists()
+
+
 def test_plan_made_before_a_hand_edit_is_refused(place: Place, observer: Observer, pause: Pause) -> None:
     place.create().reconcile_workers(WorkerIntent("w", 1, HELD))
     observer.mark()

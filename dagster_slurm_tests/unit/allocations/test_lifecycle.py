@@ -9,6 +9,7 @@ import pytest
 
 from dagster_slurm.allocations.ledger import Ledger
 from dagster_slurm.allocations.lifecycle import (
+    end_by_name,
     is_over,
     live_jobs,
     open_tokens,
@@ -30,6 +31,7 @@ from dagster_slurm.allocations.plan import (
     SubmissionOutcome,
     Submit,
 )
+from dagster_slurm.allocations.result import EndResult
 from dagster_slurm.errors import SessionClosing, SessionRecordsLost
 from dagster_slurm.slurm.replies import Ambiguous, Listing, Refused, Submitted
 from dagster_slurm_tests.builders import (
@@ -278,7 +280,7 @@ def test_the_end_in_silence_is_repeated_and_changes_no_record() -> None:
 def test_what_is_left_is_named() -> None:
     books = ledger(record(7), opened=(submission(8),))
     seen = look(books, job(7), job(9, None), job(10, "FAILED"), traces={token(8): trace()})
-    assert live_jobs(seen) == ("1", "7", "9")
+    assert live_jobs(seen.listing) == ("1", "7", "9")
     assert open_tokens(seen) == (token(8),)
     assert open_tokens(look(None)) == ()
 
@@ -286,3 +288,17 @@ def test_what_is_left_is_named() -> None:
 def test_upkeep_leaves_a_session_that_is_ending_to_its_end() -> None:
     books = ledger(record(7, drain_deadline=NOW - 5))
     assert not plan_upkeep(books, look(books, job(7), closing=True)).changes(books)
+
+
+@pytest.mark.parametrize(
+    ("listing", "complete", "live"),
+    [
+        (look(None, job(7, "COMPLETED"), head_job=job(1, "CANCELLED")).listing, True, ()),
+        (look(None, job(7, "PENDING"), head_job=job(1, "COMPLETED")).listing, False, ("7",)),
+        (silent(None).listing, False, ()),
+    ],
+)
+def test_without_records_a_listing_by_name_tells_the_end(
+    listing: Listing, complete: bool, live: tuple[str, ...]
+) -> None:
+    assert end_by_name(listing) == EndResult(complete=complete, live=live, by_name=True)
