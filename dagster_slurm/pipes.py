@@ -38,6 +38,12 @@ class FedMessageReader(dg.PipesMessageReader):
         self._handler = handler
         yield {"path": self._path}
 
+    def begin_again(self, path: str) -> None:
+        """Read another file from its start: the payload is run again, and writes its messages there."""
+        self._path = path
+        self._rest = b""
+        self.offset = 0
+
     @property
     def expected_writer_count(self) -> int:
         """See PipesMessageReader, whose own property warns that it is a preview."""
@@ -106,6 +112,12 @@ class OutputLines:
             self._rest = ""
         for line in lines:
             self._pass_on(line)
+
+    def begin_again(self) -> None:
+        """Pass on what is left, then read another file from its start."""
+        self.finish()
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self.offset = 0
 
     def finish(self) -> None:
         """Pass on what is left without a line end."""

@@ -15,6 +15,7 @@ from dagster_slurm.allocations.estimate import StartEstimate
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.allocations.result import ReconcileResult
 from dagster_slurm.allocations.snapshot import SessionSnapshot
+from dagster_slurm.allocations.succession import HeadResult
 from dagster_slurm.errors import ConfigurationError, DagsterSlurmError, RemoteError
 from dagster_slurm.policy import Policy, PolicyCall, PolicyContext, PolicyProblem, growth
 from dagster_slurm.recording import Recorder, Tick
@@ -43,6 +44,8 @@ class DrivenSession(Protocol):
         observed: SessionSnapshot | None = None,
         max_submissions: int | None = None,
     ) -> ReconcileResult: ...
+
+    def ensure_head(self) -> HeadResult: ...
 
     def logs(self, slurm_job_id: str) -> str: ...
 

@@ -64,7 +64,12 @@ class Ran:
     run: Callable[[], object]
 
 
-def follow(*script: Step, policy: Policy | None = None, wanted: Callable[[], str | None] = lambda: None) -> Ran:
+def follow(
+    *script: Step,
+    policy: Policy | None = None,
+    wanted: Callable[[], str | None] = lambda: None,
+    restarts: int = 0,
+) -> Ran:
     session, notes, handler, lines = FakeSession(*script), Notes(), Handler(), list[str]()
     messages = FedMessageReader("/fake/messages")
     with messages.read_messages(handler):  # type: ignore[arg-type]
@@ -77,9 +82,12 @@ def follow(*script: Step, policy: Policy | None = None, wanted: Callable[[], str
         ticker=make_ticker(session, notes, policy),
         log=notes.logger,
         wanted=wanted,
+        restarts_with_head=restarts,
         pace=session.pace(),
     )
-    return Ran(session, notes, handler, lines, lambda: run.run(Path("main.py"), (), {}))
+    return Ran(
+        session, notes, handler, lines, lambda: run.run(Path("main.py"), (), lambda payload_id: {"ID": payload_id})
+    )
 
 
 def one_worker(context: PolicyContext) -> WorkerIntent:

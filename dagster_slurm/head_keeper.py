@@ -1,0 +1,87 @@
+"""Keeps a session with a head while a payload runs: takes the steps of an election, and says what changed."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from dagster_slurm.allocations.snapshot import SessionSnapshot
+from dagster_slurm.allocations.succession import HeadResult
+from dagster_slurm.errors import DagsterSlurmError
+
+#: Between two steps of an election that is under way; Ray's head takes some seconds to come up.
+STEP_SECONDS = 2.0
+
+
+class Elector(Protocol):
+    """The part of a session that this needs."""
+
+    def ensure_head(self) -> HeadResult: ...
+
+
+class HeadKeeper:
+    """One step for each new snapshot in which the head needs something, and quick ones while an election is under way.
+
+    Attributes:
+        found_none: Whether the last step left the session without a head and without one to come, such as one that the
+            scheduler refused.
+
+    Args:
+        session: The session.
+        log: The run's log; an answer that says the same as the one before is not repeated.
+    """
+
+    def __init__(self, session: Elector, log: logging.Logger) -> None:
+        self._session = session
+        self._log = log
+        self._snapshot: SessionSnapshot | None = None
+        self._next_step_at: float | None = None
+        self._said: tuple[object, ...] = ()
+        self.found_none = False
+
+    @property
+    def electing(self) -> bool:
+        """Whether an election is under way."""
+        return self._next_step_at is not None
+
+    def step(self, snapshot: SessionSnapshot | None, now: float) -> bool:
+        """Do what is due.
+
+        Args:
+            snapshot: The newest one.
+            now: The loop's clock, seconds.
+
+        Returns:
+            Whether an election has just come to its end, so that looking again pays off.
+        """
+        new = snapshot is not self._snapshot
+        self._snapshot = snapshot
+        needed = new and snapshot is not None and snapshot.head_needs is not None
+        if not needed and (self._next_step_at is None or now < self._next_step_at):
+            return False
+        was_electing = self.electing
+        try:
+            result = self._session.ensure_head()
+        except DagsterSlurmError as error:
+            self._say("failed", f"The head could not be seen to; trying again. {error.message}")
+            return False
+        self._next_step_at = now + STEP_SECONDS if result.standing == "claimed" else None
+        self.found_none = result.standing == "none"
+        self._tell(result)
+        return was_electing and not self.electing
+
+    def _tell(self, result: HeadResult) -> None:
+        head, reasons = result.head_job_id, f" {result.held_back}" if result.held_back else ""
+        if result.standing == "claimed":
+            self._say("claimed", f"Job {result.claimed} is to be the next head: Ray's head starts there.{reasons}")
+        elif result.submitted:
+            self._say(result.submitted, f"A new head was submitted: job {', '.join(result.submitted)}.{reasons}")
+        elif result.standing == "leads":
+            self._say(("leads", head), f"The head is job {head}.{reasons}")
+        else:
+            self._say((result.standing, head), f"The head's job {head} needs a successor: {result.standing}.{reasons}")
+
+    def _say(self, key: object, sentence: str) -> None:
+        if (key,) != self._said:
+            self._said = (key,)
+            self._log.warning(sentence)
