@@ -29,6 +29,7 @@ class FedMessageReader(dg.PipesMessageReader):
         self._path = path
         self._handler: dg.PipesMessageHandler | None = None
         self._rest = b""
+        self._closed: Any = None
         self.offset = 0
         self.messages = 0
 
@@ -42,7 +43,14 @@ class FedMessageReader(dg.PipesMessageReader):
         """Read another file from its start: the payload is run again, and writes its messages there."""
         self._path = path
         self._rest = b""
+        self._closed = None
         self.offset = 0
+
+    def finish(self) -> None:
+        """The payload is not run again: hand on that it closed its messages."""
+        closed, self._closed = self._closed, None
+        if closed is not None and self._handler is not None:
+            self._handler.handle_message(closed)
 
     @property
     def expected_writer_count(self) -> int:
@@ -81,7 +89,12 @@ class FedMessageReader(dg.PipesMessageReader):
         assert self._handler is not None, "messages arrive while the Pipes session is open"
         self.messages += 1
         try:
-            self._handler.handle_message(json.loads(line))
+            message = json.loads(line)
+            if message["method"] == "closed":
+                # Kept until ``finish``: a payload that is run again goes on with the same Pipes session.
+                self._closed = message
+            else:
+                self._handler.handle_message(message)
         # The boundary to what the payload wrote: one bad message is reported and does not end the step.
         except Exception:  # noqa: BLE001
             self._handler.report_pipes_framework_exception("the messages of the payload", sys.exc_info())

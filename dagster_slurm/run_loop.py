@@ -161,6 +161,7 @@ class PayloadRun:
             # An interrupt by Dagster is no Exception; whatever it is, nothing of this step goes on running.
             self._give_up(error)
             raise
+        self._messages.finish()
         self._release()
         return last
 
@@ -328,6 +329,7 @@ class PayloadRun:
     def _give_up(self, error: BaseException) -> None:
         """Best effort: what cannot be done here is done by the end of the session."""
         self._output.finish()
+        self._messages.finish()
         self._ticker.stop_asking()
         try:
             if self._started and not self._ended:

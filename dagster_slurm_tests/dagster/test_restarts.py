@@ -56,7 +56,7 @@ def taken_by(job_id: str) -> Step:
 def test_a_payload_that_ended_with_its_head_is_run_again_on_the_next_head() -> None:
     ran = follow(
         running,
-        says(OPENED),
+        says(OPENED, CLOSED),
         prints("first\n"),
         head_ends("CANCELLED", leader("2")),
         payload_ends_with_head,
