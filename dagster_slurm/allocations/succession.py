@@ -73,7 +73,9 @@ def successor_shape(ledger: Ledger, config: SlurmWorkerAllocationConfig | None) 
 # -- a successor -----------------------------------------------------------------------------------
 
 
-def plan_successor(ledger: Ledger, observation: Observation, shape: EffectiveShape, tokens: Sequence[str]) -> Plan:
+def plan_successor(
+    ledger: Ledger, observation: Observation, shape: EffectiveShape, tokens: Sequence[str], live_per_session: int
+) -> Plan:
     """Queue the next head, unless one is queued, runs, or may be on its way.
 
     Args:
@@ -81,6 +83,7 @@ def plan_successor(ledger: Ledger, observation: Observation, shape: EffectiveSha
         observation: A look that was just taken.
         shape: Its shape.
         tokens: Tokens of this call's attempts, the newest last; one that the ledger knows was submitted or dropped.
+        live_per_session: Most live allocations of the session.
     """
     reason = _why_nothing(observation)
     if reason is not None:
@@ -91,6 +94,9 @@ def plan_successor(ledger: Ledger, observation: Observation, shape: EffectiveSha
     on_its_way = any(s.role == SUCCESSOR for s in books.ledger.worker_submissions.values())
     if lives or on_its_way or not books.ledger.known_tokens.isdisjoint(tokens):
         return plan_with(books, books.ledger)
+    if books.live_count >= live_per_session:
+        sentence = f"A session has at most {live_per_session} live allocations; it has {books.live_count}."
+        return plan_with(books, books.ledger, (), (HeldBack("limit", sentence),))
     with_new, submit = submitting(books.ledger, observation, tokens[-1], SUCCESSOR, shape)
     return plan_with(books, with_new, (submit,))
 

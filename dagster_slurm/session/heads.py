@@ -60,7 +60,7 @@ class HeadSuccession(SessionBase):
         def decide(observation: Observation) -> Plan:
             ledger = self._known(observation)
             tokens.append(secrets.token_hex(16))
-            return plan_successor(ledger, observation, successor_shape(ledger, config), tokens)
+            return plan_successor(ledger, observation, successor_shape(ledger, config), tokens, self._live_per_session)
 
         return self._answer(carry_out(self._site, decide))
 

@@ -92,7 +92,7 @@ class World:
 
         def decide(observation: Observation) -> Plan:
             own.append(next(fresh_tokens()))
-            return plan_successor(known(observation), observation, HEAD, own)
+            return plan_successor(known(observation), observation, HEAD, own, 200)
 
         self.call(decide)
         self.check()

@@ -73,7 +73,7 @@ def head_plans(world: Observation) -> list[Plan]:
     return [
         plan_ensure_head(books, world, tokens()),
         plan_promotion(books, world, token(200_001)),
-        plan_successor(books, world, WORKER_SHAPE, [token(200_002)]),
+        plan_successor(books, world, WORKER_SHAPE, [token(200_002)], 200),
     ]
 
 

@@ -57,7 +57,7 @@ def promote(observation: Observation) -> Plan:
 
 def succeed(observation: Observation, *tokens: str) -> Plan:
     assert observation.ledger is not None
-    return plan_successor(observation.ledger, observation, HEAD_SHAPE, tokens or (token(500),))
+    return plan_successor(observation.ledger, observation, HEAD_SHAPE, tokens or (token(500),), 20)
 
 
 def ended(books: Ledger, *jobs: Any, **changes: Any) -> Observation:
@@ -245,6 +245,13 @@ def test_one_successor_is_submitted_and_no_second_one() -> None:
     assert not effects(succeed(opened, token(501)), Submit)
     for state in ("PENDING", "RUNNING", "SUSPENDED"):
         assert not effects(succeed(look(ledger(successor=head(2)), job(2, state))), Submit)
+
+
+def test_a_successor_counts_for_the_sessions_limit() -> None:
+    books = ledger(*(record(n) for n in range(10, 29)))
+    plan = succeed(look(books, *(job(n) for n in range(10, 29))))
+    assert codes(plan) == ("limit",)
+    assert not plan.changes(books)
 
 
 def test_an_attempt_that_was_taken_or_dropped_is_not_made_again() -> None:
