@@ -11,12 +11,16 @@ from dagster_slurm.errors import DagsterSlurmError
 
 #: Between two steps of an election that is under way; Ray's head takes some seconds to come up.
 STEP_SECONDS = 2.0
+#: Successors that end before they lead are followed by at most so many in all.
+SUCCESSORS_ALLOWED = 3
 
 
 class Elector(Protocol):
     """The part of a session that this needs."""
 
     def ensure_head(self) -> HeadResult: ...
+
+    def submit_successor(self) -> HeadResult: ...
 
 
 class HeadKeeper:
@@ -29,11 +33,15 @@ class HeadKeeper:
     Args:
         session: The session.
         log: The run's log; an answer that says the same as the one before is not repeated.
+        successor_before_seconds: The next head is queued when the head's walltime has no more left than this; None:
+            never.
     """
 
-    def __init__(self, session: Elector, log: logging.Logger) -> None:
+    def __init__(self, session: Elector, log: logging.Logger, successor_before_seconds: float | None = None) -> None:
         self._session = session
         self._log = log
+        self._window = successor_before_seconds
+        self._successors = 0
         self._snapshot: SessionSnapshot | None = None
         self._next_step_at: float | None = None
         self._said: tuple[object, ...] = ()
@@ -56,6 +64,8 @@ class HeadKeeper:
         """
         new = snapshot is not self._snapshot
         self._snapshot = snapshot
+        if new and snapshot is not None:
+            self._queue_successor(snapshot)
         needed = new and snapshot is not None and snapshot.head_needs is not None
         if not needed and (self._next_step_at is None or now < self._next_step_at):
             return False
@@ -69,6 +79,23 @@ class HeadKeeper:
         self.found_none = result.standing == "none"
         self._tell(result)
         return was_electing and not self.electing
+
+    def _queue_successor(self, snapshot: SessionSnapshot) -> None:
+        left, next_one = snapshot.head.time_left_seconds, snapshot.successor
+        due = self._window is not None and left is not None and left <= self._window and not snapshot.closing
+        if not due or self._successors >= SUCCESSORS_ALLOWED:
+            return
+        if next_one is not None and next_one.committed is not False:
+            return
+        try:
+            result = self._session.submit_successor()
+        except DagsterSlurmError as error:
+            self._say("no successor", f"The next head could not be queued; trying again. {error.message}")
+            return
+        self._successors += bool(result.submitted or "refused" in result.held_back.codes)
+        if result.submitted or result.held_back:
+            told = f"job {', '.join(result.submitted)}" if result.submitted else "not submitted"
+            self._say(("successor", result.submitted), f"The next head: {told}. {result.held_back}".rstrip())
 
     def _tell(self, result: HeadResult) -> None:
         head, reasons = result.head_job_id, f" {result.held_back}" if result.held_back else ""

@@ -136,6 +136,7 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
         interval_seconds: float = 30,
         policy_timeout_seconds: float = 60,
         restarts_with_head: int = 3,
+        successor_before_seconds: float | None = None,
         extras: Mapping[str, Any] | None = None,
     ) -> SlurmRunResult:
         """Run a payload on the session's head, and keep the workers that its policy asks for while it runs.
@@ -155,6 +156,8 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
             restarts_with_head: How often the payload may be run again, from its start, when it ended only because its
                 head did (walltime, node failure, preemption). The session elects or submits another head meanwhile. A
                 payload that keeps checkpoints loses little. 0: the step fails then.
+            successor_before_seconds: When the head's walltime has no more left than this, the next head is queued; it
+                takes over in the head's last minute. None: the next head is sought when the head ends.
             extras: For the payload's ``PipesContext``.
 
         Raises:
@@ -171,6 +174,7 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
             interval_seconds=interval_seconds,
             policy_timeout_seconds=policy_timeout_seconds,
             restarts_with_head=restarts_with_head,
+            successor_before_seconds=successor_before_seconds,
             extras=dict(extras or {}),
         )
         drive.check()

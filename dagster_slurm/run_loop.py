@@ -110,6 +110,7 @@ class PayloadRun:
         log: The run's log.
         wanted: Whether the run still wants it; None or a sentence why not.
         restarts_with_head: How often it may be run again because its head has ended.
+        keeper: Keeps the session with a head; None: one that queues no successor.
         pace: For tests.
     """
 
@@ -124,13 +125,14 @@ class PayloadRun:
         log: logging.Logger,
         wanted: Callable[[], str | None],
         restarts_with_head: int = 0,
+        keeper: HeadKeeper | None = None,
         pace: Pace | None = None,
     ) -> None:
         self._session = session
         self.payload_id = payload_id
         self.restarts = 0
         self._restarts_allowed = restarts_with_head
-        self._keeper = HeadKeeper(session, log)
+        self._keeper = keeper or HeadKeeper(session, log)
         self._former_heads: set[str | None] = set()
         self._messages = messages
         self._output = output

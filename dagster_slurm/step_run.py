@@ -12,6 +12,7 @@ import dagster as dg
 from dagster_pipes import DAGSTER_PIPES_MESSAGES_ENV_VAR, encode_param
 
 from dagster_slurm.errors import ConfigurationError
+from dagster_slurm.head_keeper import HeadKeeper
 from dagster_slurm.pipes import FedMessageReader, OutputLines, print_line
 from dagster_slurm.policy import Policy
 from dagster_slurm.recording import Recorder
@@ -35,6 +36,7 @@ class Drive:
     interval_seconds: float
     policy_timeout_seconds: float
     restarts_with_head: int
+    successor_before_seconds: float | None
     extras: Mapping[str, Any]
 
     def check(self) -> None:
@@ -59,6 +61,11 @@ class Drive:
             raise ConfigurationError(
                 f"restarts_with_head must be a whole number of at least 0, not {restarts!r}.",
                 field="restarts_with_head",
+            )
+        before = self.successor_before_seconds
+        if before is not None and not before > 0:
+            raise ConfigurationError(
+                f"successor_before_seconds must be above 0, or None, not {before!r}.", field="successor_before_seconds"
             )
         if self.policy is not None and not callable(self.policy):
             raise ConfigurationError(f"policy must be a function, not {self.policy!r}.", field="policy")
@@ -126,6 +133,7 @@ def _run(context: dg.OpExecutionContext, session: DrivenSession, drive: Drive) -
             log=context.log,
             wanted=_wanted_by(context),
             restarts_with_head=drive.restarts_with_head,
+            keeper=HeadKeeper(session, context.log, drive.successor_before_seconds),
         )
         last = run.run(
             drive.payload,

@@ -114,6 +114,10 @@ class FakeSession:
             standing="queued" if waits else "leads", head_job_id=self.head.slurm_job_id, submitted=submitted
         )
 
+    def submit_successor(self) -> HeadResult:
+        self._enter("submit_successor")
+        return HeadResult(standing="leads", head_job_id="1", submitted=("9",))
+
     def estimate_worker_starts(self, candidates: Sequence[SlurmWorkerAllocationConfig]) -> Sequence[StartEstimate]:
         self._enter("estimate_worker_starts", candidates=tuple(candidates))
         return tuple(

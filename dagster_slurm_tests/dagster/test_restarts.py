@@ -6,10 +6,10 @@ import attrs
 import pytest
 
 from dagster_slurm.allocations.plan import HeldBack, HeldBackReasons
-from dagster_slurm.allocations.snapshot import AllocationSnapshot
+from dagster_slurm.allocations.snapshot import AllocationSnapshot, SessionSnapshot
 from dagster_slurm.allocations.succession import HeadResult
 from dagster_slurm.errors import HostUnreachable, PayloadEndedWithHead, PayloadFailed
-from dagster_slurm.head_keeper import STEP_SECONDS, HeadKeeper
+from dagster_slurm.head_keeper import STEP_SECONDS, SUCCESSORS_ALLOWED, HeadKeeper
 from dagster_slurm_tests.dagster.fakes import (
     CLOSED,
     OPENED,
@@ -160,6 +160,9 @@ class Elections:
     def __init__(self, *answers: HeadResult | HostUnreachable) -> None:
         self.answers = list(answers)
 
+    def submit_successor(self) -> HeadResult:
+        return self.ensure_head()
+
     def ensure_head(self) -> HeadResult:
         answer = self.answers.pop(0)
         if isinstance(answer, HostUnreachable):
@@ -210,4 +213,40 @@ def test_one_snapshot_is_acted_on_once_and_a_failure_is_told() -> None:
     assert notes.lines == [
         "The head could not be seen to; trying again. gone",
         "The head's job 1 needs a successor: none. No such partition.",
+    ]
+
+
+def near_its_end(left: int | None, **successor: object) -> SessionSnapshot:
+    head = attrs.evolve(leader("1"), time_left_seconds=left)
+    next_one = AllocationSnapshot(slurm_job_id="2", role="successor", **successor) if successor else None  # type: ignore[arg-type]
+    return attrs.evolve(FakeSession().inspect(), head=head, successor=next_one, allocations=(head,))
+
+
+def test_the_next_head_is_queued_once_the_walltime_runs_low() -> None:
+    queued = HeadResult(standing="leads", head_job_id="1", submitted=("2",))
+    elections, notes = Elections(queued, queued), Notes()
+    keeper = HeadKeeper(elections, notes.logger, 1800)
+    for quiet in (near_its_end(1801), near_its_end(None), near_its_end(900, state="PENDING", committed=True)):
+        keeper.step(quiet, 1.0)
+    keeper.step(near_its_end(900, state=None, committed=None), 2.0)
+    assert len(elections.answers) == 2
+    keeper.step(near_its_end(1800), 3.0)
+    assert notes.lines == ["The next head: job 2."]
+    keeper.step(near_its_end(900, state="FAILED", committed=False), 4.0)
+    assert elections.answers == []
+    HeadKeeper(elections, notes.logger).step(near_its_end(10), 5.0)
+
+
+def test_a_successor_that_cannot_be_had_is_not_asked_for_without_end() -> None:
+    refused = HeadResult(
+        standing="leads", head_job_id="1", held_back=HeldBackReasons((HeldBack("refused", "No such account."),))
+    )
+    elections, notes = Elections(HostUnreachable("gone"), *[refused] * SUCCESSORS_ALLOWED), Notes()
+    keeper = HeadKeeper(elections, notes.logger, 1800)
+    for _ in range(9):
+        keeper.step(near_its_end(900), 1.0)
+    assert elections.answers == []
+    assert notes.lines == [
+        "The next head could not be queued; trying again. gone",
+        "The next head: not submitted. No such account.",
     ]
