@@ -6,28 +6,23 @@ A payload that ends only because its head did is run again on the next head, a b
 from __future__ import annotations
 
 import logging
-import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import attrs
-
 from dagster_slurm.allocations.snapshot import AllocationSnapshot
-from dagster_slurm.errors import DagsterSlurmError, HostKeyRejected, PayloadEndedWithHead, PayloadFailed, RemoteError
+from dagster_slurm.errors import DagsterSlurmError, PayloadEndedWithHead, PayloadFailed
 from dagster_slurm.head_keeper import HeadKeeper
+from dagster_slurm.patience import POLL_SECONDS, Pace, Patience
+from dagster_slurm.payload_ids import messages_path, next_payload_id
 from dagster_slurm.pipes import FedMessageReader, OutputLines
 from dagster_slurm.remote.payload_scripts import PayloadPoll
 from dagster_slurm.ticks import DrivenSession, Ticker
 
 T = TypeVar("T")
 
-#: Between two looks at a payload that prints or reports; a quiet one is asked less and less often.
-POLL_SECONDS = 1.0
+#: A payload that prints or reports is looked at every POLL_SECONDS; a quiet one less and less often.
 QUIET_POLL_SECONDS = 5.0
-#: A cluster that cannot be reached for this long ends the step.
-LOST_LIMIT_SECONDS = 600.0
 #: Between the end of a head in Slurm's words and the conclusion that its payload will say nothing more.
 LAST_WORDS_SECONDS = 10.0
 #: How a head may have ended before it took the payload so that another one is worth a try: nothing of its own failed.
@@ -35,63 +30,6 @@ WORTH_ANOTHER_HEAD = frozenset({"NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "TIMEOUT"
 
 #: Environment of a payload, by its id: each attempt writes its messages to a file of its own.
 PayloadEnvironment = Callable[[str], Mapping[str, str]]
-
-
-@attrs.frozen(kw_only=True)
-class Pace:
-    """Time as the loop sees it; tests have their own."""
-
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-
-
-def messages_path(session: DrivenSession, payload_id: str) -> str:
-    """Where a payload's Pipes messages go on the cluster."""
-    return f"{session.session_dir}/payloads/{payload_id}/messages"
-
-
-def new_payload_id(session: DrivenSession) -> str:
-    """An id for the next payload. Ids begin with the login node's clock, so the greatest is the newest."""
-    return f"{session.inspect().observed_at}-{secrets.token_hex(4)}"
-
-
-class Patience:
-    """Asks the cluster again while it cannot be reached, for a bounded time, and says so once."""
-
-    def __init__(self, log: logging.Logger, pace: Pace) -> None:
-        self._log = log
-        self._pace = pace
-
-    def ask(self, question: Callable[[], T]) -> T:
-        """The answer; a question may be put several times, so it has to be one that can be.
-
-        Raises:
-            HostKeyRejected: at once.
-            RemoteError: the last one, when the limit has passed.
-        """
-        began: float | None = None
-        pause = POLL_SECONDS
-        while True:
-            try:
-                answer = question()
-            except HostKeyRejected:
-                raise
-            except RemoteError as error:
-                now = self._pace.clock()
-                if began is None:
-                    began = now
-                    self._log.warning(
-                        f"The cluster cannot be asked; the payload is not affected. Trying again for up to "
-                        f"{LOST_LIMIT_SECONDS / 60:g} minutes. {error}"
-                    )
-                if now - began >= LOST_LIMIT_SECONDS:
-                    raise
-                self._pace.sleep(pause)
-                pause = min(2 * pause, 30.0)
-            else:
-                if began is not None:
-                    self._log.info(f"The cluster answers again after {self._pace.clock() - began:.0f} s.")
-                return answer
 
 
 class PayloadRun:
@@ -103,7 +41,7 @@ class PayloadRun:
 
     Args:
         session: The session that runs it.
-        payload_id: Its id, made with ``new_payload_id``.
+        payload_id: Its id, made with ``payload_ids.new_payload_id``.
         messages: Takes its Pipes messages.
         output: Takes its output.
         ticker: Makes the ticks.
@@ -194,7 +132,7 @@ class PayloadRun:
         )
         # Should its head live after all, it stops there.
         self._patience.ask(lambda: self._session.cancel_payload(self.payload_id))
-        self.payload_id = self._patience.ask(lambda: new_payload_id(self._session))
+        self.payload_id = self._patience.ask(lambda: next_payload_id(self._session, self.payload_id))
         self._messages.begin_again(messages_path(self._session, self.payload_id))
         self._output.begin_again()
         self._started = self._ended = self._taken = False

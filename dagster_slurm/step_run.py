@@ -13,11 +13,13 @@ from dagster_pipes import DAGSTER_PIPES_MESSAGES_ENV_VAR, encode_param
 
 from dagster_slurm.errors import ConfigurationError
 from dagster_slurm.head_keeper import HeadKeeper
+from dagster_slurm.patience import Pace, Patience
+from dagster_slurm.payload_ids import end_earlier_attempts, messages_path, new_payload_id
 from dagster_slurm.pipes import FedMessageReader, OutputLines, print_line
 from dagster_slurm.policy import Policy
 from dagster_slurm.recording import Recorder
 from dagster_slurm.remote.transfer import pack
-from dagster_slurm.run_loop import Pace, Patience, PayloadRun, messages_path, new_payload_id
+from dagster_slurm.run_loop import PayloadRun
 from dagster_slurm.run_result import SlurmRunResult
 from dagster_slurm.step import StepContext, StepEvents, op_context, step_of
 from dagster_slurm.ticks import DrivenSession, Driver, Ticker
@@ -116,7 +118,8 @@ def _run(context: dg.OpExecutionContext, session: DrivenSession, drive: Drive) -
         policy_limit_seconds=drive.policy_timeout_seconds,
     )
     began = time.monotonic()
-    payload_id = Patience(context.log, Pace()).ask(lambda: new_payload_id(session))
+    end_earlier_attempts(session, step.name, context.log, Pace())
+    payload_id = Patience(context.log, Pace()).ask(lambda: new_payload_id(session, step.name))
     messages = FedMessageReader(messages_path(session, payload_id))
     with dg.open_pipes_session(
         context=context,

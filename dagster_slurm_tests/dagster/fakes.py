@@ -19,10 +19,10 @@ from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.allocations.result import EndResult, ReconcileResult
 from dagster_slurm.allocations.snapshot import AllocationSnapshot, SessionSnapshot
 from dagster_slurm.allocations.succession import HeadResult
+from dagster_slurm.patience import Pace
 from dagster_slurm.policy import Policy
 from dagster_slurm.recording import Recorder
 from dagster_slurm.remote.payload_scripts import PayloadPoll
-from dagster_slurm.run_loop import Pace
 from dagster_slurm.ticks import Driver, Ticker
 
 Step = Callable[["FakeSession"], None]
@@ -47,6 +47,7 @@ class FakeSession:
         log, messages: The whole files; a poll shows them from the offset on.
         end_result, known_jobs: What is known of its end.
         heads: What ``ensure_head`` makes of the session, one a call: the next heads; none: it finds none.
+        earlier: What other attempts of the step left running, one entry a look.
         taken_by: The head that runs the payload.
         fail: Errors to raise by the next calls of a method, in order.
         calls: What was called.
@@ -79,6 +80,7 @@ class FakeSession:
         self.end_result = EndResult(complete=True)
         self.heads: list[AllocationSnapshot] = []
         self.taken_by: str | None = "1"
+        self.earlier: list[tuple[str, ...]] = []
 
     def called(self, name: str) -> list[Mapping[str, Any]]:
         """Arguments of each call of a method."""
@@ -195,6 +197,10 @@ class FakeSession:
             work=self.work,
             closing=self.closing,
         )
+
+    def replace_payloads(self, step: str, attempt: str) -> tuple[str, ...]:
+        self._enter("replace_payloads", step=step, attempt=attempt)
+        return self.earlier.pop(0) if self.earlier else ()
 
     def cancel_payload(self, payload_id: str) -> None:
         self._enter("cancel_payload", payload_id=payload_id)
