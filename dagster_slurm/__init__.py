@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dagster_slurm.allocations.table import snapshot_table as snapshot_table
     from dagster_slurm.errors import ConfigurationError as ConfigurationError
     from dagster_slurm.errors import DagsterSlurmError as DagsterSlurmError
+    from dagster_slurm.errors import PayloadEndedWithHead as PayloadEndedWithHead
     from dagster_slurm.errors import PayloadFailed as PayloadFailed
     from dagster_slurm.metadata import worker_policy as worker_policy
     from dagster_slurm.policy import PolicyContext as PolicyContext

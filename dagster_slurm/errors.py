@@ -116,3 +116,7 @@ class EstimateBudgetExceeded(DagsterSlurmError):
 
 class PayloadFailed(DagsterSlurmError):
     """A payload ended with a failure, or its allocation ended under it; the message has its last log lines."""
+
+
+class PayloadEndedWithHead(PayloadFailed):
+    """A payload ended only because its head did, as often as it may be run again; on another head it can succeed."""

@@ -29,6 +29,7 @@ class FedMessageReader(dg.PipesMessageReader):
         self._path = path
         self._handler: dg.PipesMessageHandler | None = None
         self._rest = b""
+        self._closed: Any = None
         self.offset = 0
         self.messages = 0
 
@@ -37,6 +38,19 @@ class FedMessageReader(dg.PipesMessageReader):
         """See PipesMessageReader; what is fed while the context is open is handled at once."""
         self._handler = handler
         yield {"path": self._path}
+
+    def begin_again(self, path: str) -> None:
+        """Read another file from its start: the payload is run again, and writes its messages there."""
+        self._path = path
+        self._rest = b""
+        self._closed = None
+        self.offset = 0
+
+    def finish(self) -> None:
+        """The payload is not run again: hand on that it closed its messages."""
+        closed, self._closed = self._closed, None
+        if closed is not None and self._handler is not None:
+            self._handler.handle_message(closed)
 
     @property
     def expected_writer_count(self) -> int:
@@ -75,7 +89,12 @@ class FedMessageReader(dg.PipesMessageReader):
         assert self._handler is not None, "messages arrive while the Pipes session is open"
         self.messages += 1
         try:
-            self._handler.handle_message(json.loads(line))
+            message = json.loads(line)
+            if message["method"] == "closed":
+                # Kept until ``finish``: a payload that is run again goes on with the same Pipes session.
+                self._closed = message
+            else:
+                self._handler.handle_message(message)
         # The boundary to what the payload wrote: one bad message is reported and does not end the step.
         except Exception:  # noqa: BLE001
             self._handler.report_pipes_framework_exception("the messages of the payload", sys.exc_info())
@@ -106,6 +125,12 @@ class OutputLines:
             self._rest = ""
         for line in lines:
             self._pass_on(line)
+
+    def begin_again(self) -> None:
+        """Pass on what is left, then read another file from its start."""
+        self.finish()
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self.offset = 0
 
     def finish(self) -> None:
         """Pass on what is left without a line end."""

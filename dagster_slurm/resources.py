@@ -135,6 +135,8 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
         env: Mapping[str, str] | None = None,
         interval_seconds: float = 30,
         policy_timeout_seconds: float = 60,
+        restarts_with_head: int = 3,
+        successor_before_seconds: float | None = None,
         extras: Mapping[str, Any] | None = None,
     ) -> SlurmRunResult:
         """Run a payload on the session's head, and keep the workers that its policy asks for while it runs.
@@ -151,11 +153,17 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
             env: Environment variables for it.
             interval_seconds: From one look at the session, and call of the policy, to the next; at least 5.
             policy_timeout_seconds: A policy that takes longer is not waited for; its late answer is ignored.
+            restarts_with_head: How often the payload may be run again, from its start, when it ended only because its
+                head did (walltime, node failure, preemption). The session elects or submits another head meanwhile. A
+                payload that keeps checkpoints loses little. 0: the step fails then.
+            successor_before_seconds: When the head's walltime has no more left than this, the next head is queued; it
+                takes over in the head's last minute. None: the next head is sought when the head ends.
             extras: For the payload's ``PipesContext``.
 
         Raises:
             ConfigurationError: an argument or setting; nothing was sent.
-            PayloadFailed: it failed, or its head ended; the message has its last lines.
+            PayloadEndedWithHead: its head ended, more often than ``restarts_with_head``.
+            PayloadFailed: it failed; the message has its last lines.
             DagsterSlurmError: as ``get_run_allocation_session``, or the cluster could not be reached for ten minutes.
         """
         drive = Drive(
@@ -165,6 +173,8 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
             env=dict(env or {}),
             interval_seconds=interval_seconds,
             policy_timeout_seconds=policy_timeout_seconds,
+            restarts_with_head=restarts_with_head,
+            successor_before_seconds=successor_before_seconds,
             extras=dict(extras or {}),
         )
         drive.check()

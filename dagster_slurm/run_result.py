@@ -15,6 +15,7 @@ class SlurmRunResult(dg.PipesClientCompletedInvocation):
     Attributes:
         payload_exit_code: Its exit status, 0.
         payload_id: Its directory's name below ``payloads`` in the session's directory.
+        restarts: How often it was run again because its head had ended.
         ticks: How often the session was looked at.
         submitted: Job ids of the worker allocations that the step submitted.
         released: Job ids of those that it released.
@@ -28,11 +29,13 @@ class SlurmRunResult(dg.PipesClientCompletedInvocation):
         recorder: Recorder,
         *,
         payload_id: str,
+        restarts: int,
         payload_exit_code: int | None,
         duration_seconds: float,
         session_dir: str,
     ) -> None:
         self.payload_id = payload_id
+        self.restarts = restarts
         self.payload_exit_code = payload_exit_code
         self.ticks = recorder.ticks
         self.submitted = tuple(recorder.submitted)
@@ -49,6 +52,8 @@ class SlurmRunResult(dg.PipesClientCompletedInvocation):
             "slurm/session_directory": session_dir,
             "slurm/payload": payload_id,
         }
+        if restarts:
+            summary["slurm/restarts_with_head"] = restarts
         if recorder.most_granted_gpus is not None:
             summary["slurm/most_granted_gpus"] = recorder.most_granted_gpus
         super().__init__(pipes_session, metadata=summary)

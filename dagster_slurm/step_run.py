@@ -9,13 +9,17 @@ from typing import Any, Protocol
 
 import attrs
 import dagster as dg
+from dagster_pipes import DAGSTER_PIPES_MESSAGES_ENV_VAR, encode_param
 
 from dagster_slurm.errors import ConfigurationError
+from dagster_slurm.head_keeper import HeadKeeper
+from dagster_slurm.patience import Pace, Patience
+from dagster_slurm.payload_ids import end_earlier_attempts, messages_path, new_payload_id
 from dagster_slurm.pipes import FedMessageReader, OutputLines, print_line
 from dagster_slurm.policy import Policy
 from dagster_slurm.recording import Recorder
 from dagster_slurm.remote.transfer import pack
-from dagster_slurm.run_loop import Pace, Patience, PayloadRun, new_payload_id
+from dagster_slurm.run_loop import PayloadRun
 from dagster_slurm.run_result import SlurmRunResult
 from dagster_slurm.step import StepContext, StepEvents, op_context, step_of
 from dagster_slurm.ticks import DrivenSession, Driver, Ticker
@@ -33,6 +37,8 @@ class Drive:
     env: Mapping[str, str]
     interval_seconds: float
     policy_timeout_seconds: float
+    restarts_with_head: int
+    successor_before_seconds: float | None
     extras: Mapping[str, Any]
 
     def check(self) -> None:
@@ -51,6 +57,17 @@ class Drive:
             raise ConfigurationError(
                 f"policy_timeout_seconds must be above 0, not {self.policy_timeout_seconds}.",
                 field="policy_timeout_seconds",
+            )
+        restarts = self.restarts_with_head
+        if not isinstance(restarts, int) or isinstance(restarts, bool) or restarts < 0:
+            raise ConfigurationError(
+                f"restarts_with_head must be a whole number of at least 0, not {restarts!r}.",
+                field="restarts_with_head",
+            )
+        before = self.successor_before_seconds
+        if before is not None and not before > 0:
+            raise ConfigurationError(
+                f"successor_before_seconds must be above 0, or None, not {before!r}.", field="successor_before_seconds"
             )
         if self.policy is not None and not callable(self.policy):
             raise ConfigurationError(f"policy must be a function, not {self.policy!r}.", field="policy")
@@ -101,8 +118,9 @@ def _run(context: dg.OpExecutionContext, session: DrivenSession, drive: Drive) -
         policy_limit_seconds=drive.policy_timeout_seconds,
     )
     began = time.monotonic()
-    payload_id = Patience(context.log, Pace()).ask(lambda: new_payload_id(session))
-    messages = FedMessageReader(f"{session.session_dir}/payloads/{payload_id}/messages")
+    end_earlier_attempts(session, step.name, context.log, Pace())
+    payload_id = Patience(context.log, Pace()).ask(lambda: new_payload_id(session, step.name))
+    messages = FedMessageReader(messages_path(session, payload_id))
     with dg.open_pipes_session(
         context=context,
         context_injector=dg.PipesEnvContextInjector(),
@@ -117,16 +135,29 @@ def _run(context: dg.OpExecutionContext, session: DrivenSession, drive: Drive) -
             ticker=Ticker(session, driver, recorder),
             log=context.log,
             wanted=_wanted_by(context),
+            restarts_with_head=drive.restarts_with_head,
+            keeper=HeadKeeper(session, context.log, drive.successor_before_seconds),
         )
-        last = run.run(drive.payload, drive.argv, {**drive.env, **pipes_session.get_bootstrap_env_vars()})
+        last = run.run(
+            drive.payload,
+            drive.argv,
+            lambda attempt: {**drive.env, **pipes_environment(pipes_session, messages_path(session, attempt))},
+        )
     return SlurmRunResult(
         pipes_session,
         recorder,
-        payload_id=payload_id,
+        payload_id=run.payload_id,
+        restarts=run.restarts,
         payload_exit_code=last.exit_code,
         duration_seconds=time.monotonic() - began,
         session_dir=session.session_dir,
     )
+
+
+def pipes_environment(session: dg.PipesSession, path: str) -> dict[str, str]:
+    """A payload's environment for Dagster Pipes, with its messages at ``path`` on the cluster."""
+    own = {DAGSTER_PIPES_MESSAGES_ENV_VAR: encode_param({"path": path})}
+    return {**session.get_bootstrap_env_vars(), **own}
 
 
 def _wanted_by(context: dg.OpExecutionContext) -> Callable[[], str | None]:

@@ -15,6 +15,7 @@ from dagster_slurm.allocations.estimate import StartEstimate
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.allocations.result import ReconcileResult
 from dagster_slurm.allocations.snapshot import SessionSnapshot
+from dagster_slurm.allocations.succession import HeadResult
 from dagster_slurm.errors import ConfigurationError, DagsterSlurmError, RemoteError
 from dagster_slurm.policy import Policy, PolicyCall, PolicyContext, PolicyProblem, growth
 from dagster_slurm.recording import Recorder, Tick
@@ -44,6 +45,10 @@ class DrivenSession(Protocol):
         max_submissions: int | None = None,
     ) -> ReconcileResult: ...
 
+    def ensure_head(self) -> HeadResult: ...
+
+    def submit_successor(self) -> HeadResult: ...
+
     def logs(self, slurm_job_id: str) -> str: ...
 
     def start_payload(
@@ -51,6 +56,8 @@ class DrivenSession(Protocol):
     ) -> str: ...
 
     def poll_payload(self, payload_id: str, *, messages_offset: int, log_offset: int) -> PayloadPoll: ...
+
+    def replace_payloads(self, step: str, attempt: str) -> tuple[str, ...]: ...
 
     def cancel_payload(self, payload_id: str) -> None: ...
 

@@ -19,7 +19,8 @@ and never imports the rest of ``dagster_slurm``.
 - ``ray.token``: Ray's token, mode 0600.
 - ``allocation.json``: the ledger. Its ``head`` names, by ``slurm_job_id``, which allocation leads; while no head is
   recorded it is the one open submission of role ``head``, by its token. ``role`` in ``agent.json`` is information only,
-  so a promoted successor or an elected worker becomes the head without a restart.
+  so a promoted successor or an elected worker becomes the head without a restart. One that ``election`` names brings up
+  Ray's head and takes no payload before it is the ``head``; the ``successor`` waits without Ray until it is claimed.
 - ``lease``: touched by whoever uses the session. Missing counts as untouched since the agent started.
 - ``nodes/``, ``cluster/``, ``payloads/`` are created when they are missing.
 

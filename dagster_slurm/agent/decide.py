@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .records import Cluster, RayNode
 
@@ -56,11 +56,15 @@ class RayRun:
 
 @dataclass(frozen=True)
 class Memory:
-    """What the agent remembers between two looks. ``headless_since`` is None while a usable head is in sight."""
+    """What the agent remembers between two looks. ``headless_since`` is None while a usable head is in sight.
+
+    ``failed_address`` is the head at which Ray failed last; None when nothing failed, or it failed as the head.
+    """
 
     started_at: float
     run: RayRun | None = None
     failures: int = 0
+    failed_address: str | None = None
     retry_at: float = 0.0
     headless_since: float | None = None
 
@@ -71,6 +75,8 @@ class Seen:
 
     Attributes:
         leads: Whether this node has to be the head; None when the ledger does not tell (role stays as it is).
+        published: Whether it is the head for everybody, and not only claimed to become it.
+        stands_by: Whether its allocation is the successor, which waits until it is claimed.
         cluster: What the ledger's head has published; None when nothing.
         own: This run's entry in it; None when it is not there.
         drain_deadline: When this node has to be gone; None without a drain.
@@ -80,6 +86,8 @@ class Seen:
 
     now: float
     leads: bool | None
+    published: bool = True
+    stands_by: bool = False
     cluster: Cluster | None = None
     own: RayNode | None = None
     terminated: bool = False
@@ -215,6 +223,9 @@ def head_step(memory: Memory, seen: Seen) -> Action:
 
 def worker_step(memory: Memory, seen: Seen, limits: Limits) -> Action:
     run, head = memory.run, usable_head(seen)
+    if seen.stands_by:
+        # It takes no work: becoming the head would end it.
+        return Wait("waiting", "stands by as the next head") if run is None else EndRay("it stands by", failed=False)
     if run is None:
         if head is None:
             since = memory.started_at if memory.headless_since is None else memory.headless_since
@@ -246,6 +257,13 @@ def start_or_wait(memory: Memory, seen: Seen, start: StartHead | StartWorker) ->
     if seen.now < memory.retry_at:
         return Wait("starting", f"Ray failed {memory.failures} times in a row; trying again")
     return start
+
+
+def forgive(memory: Memory, seen: Seen) -> Memory:
+    """Failures at a head that has been replaced say nothing about the next one."""
+    head = usable_head(seen)
+    moved = head is not None and memory.failed_address not in (None, head.address)
+    return replace(memory, failures=0, failed_address=None, retry_at=0.0) if moved else memory
 
 
 def retry_delay_seconds(failures: int) -> float:

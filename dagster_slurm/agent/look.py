@@ -11,7 +11,7 @@ from . import decide
 from .files import Document, Session, exists, modified_at, read_document
 from .grant import Grant, Host
 from .raystart import installed_ray_version
-from .records import Cluster, Leader, Settings, drain_seconds, leader, read_cluster
+from .records import Cluster, Leader, Settings, drain_seconds, is_claimed, leader, read_cluster, stands_by
 
 
 class Look:
@@ -37,6 +37,8 @@ class Look:
         self._first_clock: float | None = None
         self._looked_at = float("-inf")
         self._leads: bool | None = None
+        self._published = False
+        self._stands_by = False
         self._cluster: Cluster | None = None
         self._closing = False
         self._lease_age: float | None = None
@@ -81,6 +83,8 @@ class Look:
         return decide.Seen(
             now=now,
             leads=self._leads,
+            published=self._published,
+            stands_by=self._stands_by,
             cluster=self._cluster,
             own=own,
             terminated=self._terminated,
@@ -100,9 +104,15 @@ class Look:
         self._look_for_orders(now)
         document = read_document(self._session.ledger)
         if document is not None:
-            lead = leader(document.content)
-            own = lead is not None and lead.is_allocation(self._grant.slurm_job_id, self._settings.token)
-            self._leads = None if lead is None else own and self._grant.node_index == 0
+            job_id, token = self._grant.slurm_job_id, self._settings.token
+            lead, claimed = leader(document.content), is_claimed(document.content, job_id)
+            self._published = lead is not None and lead.is_allocation(job_id, token) and self._grant.node_index == 0
+            self._stands_by = stands_by(document.content, job_id, token)
+            if claimed and self._grant.node_index == 0:
+                # It brings up a head of its own, whoever else still leads.
+                self._leads, lead = True, Leader(job_id, token)
+            else:
+                self._leads = None if lead is None else self._published
             self._cluster = self._read_cluster(lead)
         self._lease_age = self._age_of_lease()
 

@@ -133,6 +133,7 @@ class NodeAgent:
         self._memory = replace(self._memory, run=run)
 
     def _remember(self, seen: decide.Seen) -> None:
+        self._memory = decide.forgive(self._memory, seen)
         run, since = self._memory.run, self._memory.headless_since
         failures = self._memory.failures
         if run is not None and run.joined_at is None and seen.own is not None and seen.own.state == "ALIVE":
@@ -166,7 +167,7 @@ class NodeAgent:
         self._report(state, message, seen)
 
     def _serve(self, seen: decide.Seen) -> None:
-        """Payloads: only the head by the ledger takes new ones, and none while it drains."""
+        """Payloads: only the head by the ledger takes new ones, none that is only claimed, and none that drains."""
         run = self._memory.run
         self._payloads.watch(time.monotonic())
         if seen.now - self._reaped_at > REAP_SECONDS:
@@ -176,7 +177,7 @@ class NodeAgent:
         if run is None or run.role != decide.HEAD or run.joined_at is None or run.address is None:
             return
         due = seen.now - self._accepted_at >= ACCEPT_SECONDS
-        if due and seen.leads is True and seen.drain_deadline is None:
+        if due and seen.leads is True and seen.published and seen.drain_deadline is None:
             self._accepted_at = seen.now
             self._payloads.accept(run.address)
 
@@ -230,9 +231,13 @@ class NodeAgent:
         tails = self._ray.end() if failed else self._ray.end(read_logs=False)
         if tails:
             print(tails, flush=True)
-        failures = self._memory.failures + 1 if failed else self._memory.failures
-        delay = decide.retry_delay_seconds(failures) if failed else 0.0
-        self._memory = replace(self._memory, run=None, failures=failures, retry_at=time.monotonic() + delay)
+        memory = replace(self._memory, run=None)
+        if failed:
+            failures = memory.failures + 1
+            retry_at = time.monotonic() + decide.retry_delay_seconds(failures)
+            at = self._memory.run.address
+            memory = replace(memory, failures=failures, failed_address=at, retry_at=retry_at)
+        self._memory = memory
         self._ray = None
 
     def _withdraw(self) -> None:

@@ -72,6 +72,23 @@ def leader(ledger: Mapping[str, Any] | None) -> Leader | None:
     return Leader(None, tokens[0]) if len(tokens) == 1 else None
 
 
+def is_claimed(ledger: Mapping[str, Any] | None, slurm_job_id: str) -> bool:
+    """Whether an election has claimed that allocation: it brings up Ray's head and is not the head yet."""
+    election = None if ledger is None else ledger.get("election")
+    return isinstance(election, Mapping) and _text(election.get("slurm_job_id")) == slurm_job_id
+
+
+def stands_by(ledger: Mapping[str, Any] | None, slurm_job_id: str, token: str) -> bool:
+    """Whether that allocation is the successor, by its id or, before that is recorded, by its submission."""
+    if ledger is None:
+        return False
+    successor, submissions = ledger.get("successor"), ledger.get("worker_submissions")
+    if isinstance(successor, Mapping) and _text(successor.get("slurm_job_id")) == slurm_job_id:
+        return True
+    own = submissions.get(token) if isinstance(submissions, Mapping) else None
+    return isinstance(own, Mapping) and own.get("role") == "successor"
+
+
 @dataclass(frozen=True)
 class RayNode:
     """One entry of a cluster file. ``state`` is ALIVE, DRAINING or DEAD; None idle time means not known."""

@@ -5,9 +5,21 @@ from __future__ import annotations
 import attrs
 
 from dagster_slurm.allocations.conditions import Condition, condition_of, job_of, may_be_live
-from dagster_slurm.allocations.ledger import AllocationRecord, Ledger, OpenSubmission
+from dagster_slurm.allocations.config import EffectiveShape
+from dagster_slurm.allocations.ledger import AllocationRecord, Ledger, OpenSubmission, Role
 from dagster_slurm.allocations.observation import Fate, Observation, SubmissionTrace, tokens_of
-from dagster_slurm.allocations.plan import Archive, Cancel, Drain, Effect, Forget, Revoke
+from dagster_slurm.allocations.plan import (
+    Archive,
+    Cancel,
+    Drain,
+    Effect,
+    Forget,
+    HeldBack,
+    Plan,
+    Revoke,
+    Submit,
+    refusals,
+)
 from dagster_slurm.slurm.replies import Refused
 
 #: A submission that was sent and left no sign is dropped after this long: longer than any command or message may take.
@@ -51,6 +63,29 @@ class Books:
         if self.closed:
             effects.append(Forget(self.closed))
         return tuple(effects)
+
+
+def plan_with(
+    books: Books, ledger: Ledger, effects: tuple[Effect, ...] = (), held_back: tuple[HeldBack, ...] = ()
+) -> Plan:
+    """A plan of what was decided, with the upkeep of the books."""
+    return Plan(
+        ledger=ledger,
+        effects=books.all_effects(effects),
+        held_back=(*refusals(books.refused), *held_back),
+        adopted=books.adopted,
+        unresolved=tuple(ledger.worker_submissions),
+    )
+
+
+def submitting(
+    ledger: Ledger, observation: Observation, token: str, role: Role, shape: EffectiveShape
+) -> tuple[Ledger, Submit]:
+    """One submission that belongs to no intent, in the ledger and as an effect."""
+    submission = OpenSubmission(
+        token=token, role=role, intent=None, shape=shape.digest, prepared_at=observation.login_clock, dated=False
+    )
+    return ledger.with_submission(submission, shape), Submit(token, role, None, shape.digest)
 
 
 def bring_up_to_date(ledger: Ledger, observation: Observation) -> Books:
@@ -168,14 +203,17 @@ def _note_condition(record: AllocationRecord, condition: Condition, now: int) ->
 
 
 def _upkeep(ledger: Ledger, conditions: dict[str, Condition], observation: Observation) -> tuple[Effect, ...]:
-    """Deadlines of the whole session: cancel what is overdue, repeat a drain or cancel that did not take hold."""
+    """Deadlines of the whole session: cancel what is overdue, repeat a drain or cancel that did not take hold.
+
+    A predecessor that still lives, or that came back, goes as well: another allocation leads.
+    """
     now = observation.login_clock
-    overdue: list[str] = []
+    overdue = [r.slurm_job_id for r in ledger.predecessors if conditions[r.slurm_job_id].live]
     still_pending: list[str] = []
     drains: list[Effect] = []
     for record in ledger.records():
         condition = conditions[record.slurm_job_id]
-        if record.drain_deadline is None or condition.live is not True:
+        if record.drain_deadline is None or condition.live is not True or record.slurm_job_id in overdue:
             continue
         if now >= record.drain_deadline:
             overdue.append(record.slurm_job_id)

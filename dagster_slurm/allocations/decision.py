@@ -65,9 +65,7 @@ class Decision:
 
     def attempted(self) -> int:
         """How many submissions earlier attempts of this call put into the ledger."""
-        known = {record.token for record in self.ledger.records()}
-        known |= {*self.ledger.worker_submissions, *self.ledger.revoked_tokens}
-        return len(known & self.request.own_tokens)
+        return len(self.ledger.known_tokens & self.request.own_tokens)
 
     def holding(self, code: str, sentence: str) -> Decision:
         """The same, with one more thing held back."""

@@ -12,6 +12,14 @@ from typing import Any, TypeVar
 import attrs
 
 from dagster_slurm.allocations.config import EffectiveShape
+from dagster_slurm.allocations.records import HEAD as HEAD
+from dagster_slurm.allocations.records import SUCCESSOR as SUCCESSOR
+from dagster_slurm.allocations.records import WORKER as WORKER
+from dagster_slurm.allocations.records import AllocationRecord as AllocationRecord
+from dagster_slurm.allocations.records import OpenSubmission as OpenSubmission
+from dagster_slurm.allocations.records import Role as Role
+from dagster_slurm.allocations.records import extra_keys, read_flat
+from dagster_slurm.allocations.records import flat_json as flat_json
 from dagster_slurm.errors import DagsterSlurmError, LedgerDamaged, LedgerTooNew
 
 SCHEMA_VERSION = 1
@@ -20,67 +28,7 @@ ENDED_RECORDS_KEPT_SECONDS = 3600
 #: A job that bears a dropped token ends by its fate file; the list only lets it be cancelled before it starts.
 REVOKED_TOKENS_KEPT = 200
 
-Role = str
-HEAD: Role = "head"
-WORKER: Role = "worker"
-
 _T = TypeVar("_T")
-
-
-def _extra() -> Any:
-    return attrs.field(factory=dict, repr=False)
-
-
-@attrs.frozen(kw_only=True)
-class AllocationRecord:
-    """One allocation of the session.
-
-    Attributes:
-        slurm_job_id: What ``sbatch`` returned.
-        token: The submission's token.
-        shape: Digest of the shape it was submitted with.
-        intent: Key of the intent that counts it; None when it belongs to none.
-        submitted_at: Login node's clock when ``reconcile_workers`` submitted it; None for other allocations.
-        drain_deadline: Login node's clock at which it is cancelled; set once when it is released, never moved.
-        absent_since: Login node's clock of the first good listing without it while accounting still called it live.
-        final_state: Its last state, once known.
-        ended_at: Login node's clock when ``final_state`` was recorded.
-        extra: Keys of the stored record that this version does not know.
-    """
-
-    slurm_job_id: str
-    token: str
-    shape: str
-    intent: str | None = None
-    submitted_at: int | None = None
-    drain_deadline: int | None = None
-    absent_since: int | None = None
-    final_state: str | None = None
-    ended_at: int | None = None
-    extra: Mapping[str, Any] = _extra()
-
-
-@attrs.frozen(kw_only=True)
-class OpenSubmission:
-    """A submission whose job id is not recorded yet. It counts as live until it is known to be nothing.
-
-    Attributes:
-        token: Its token.
-        role: "head" or "worker".
-        intent: Key of the intent that asked for it, None for none.
-        shape: Digest of its shape.
-        prepared_at: Login node's clock of the observation that it was planned on.
-        dated: Whether its record gets a ``submitted_at``: only what an intent asked for can expire.
-        extra: Keys that this version does not know.
-    """
-
-    token: str
-    role: Role
-    intent: str | None
-    shape: str
-    prepared_at: int
-    dated: bool
-    extra: Mapping[str, Any] = _extra()
 
 
 @attrs.frozen(kw_only=True)
@@ -94,13 +42,14 @@ class Ledger:
     successor: AllocationRecord | None = None
     predecessors: tuple[AllocationRecord, ...] = ()
     workers: tuple[AllocationRecord, ...] = ()
+    head_template: str | None = None
     worker_template: str | None = None
     worker_submissions: Mapping[str, OpenSubmission] = attrs.field(factory=dict)
     revoked_tokens: tuple[str, ...] = ()
     election: Mapping[str, Any] | None = None
     failed_leaders: Mapping[str, int] = attrs.field(factory=dict)
     shapes: Mapping[str, EffectiveShape] = attrs.field(factory=dict)
-    extra: Mapping[str, Any] = _extra()
+    extra: Mapping[str, Any] = extra_keys()
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -112,6 +61,12 @@ class Ledger:
     def record(self, slurm_job_id: str) -> AllocationRecord | None:
         """The record of that job, or None."""
         return next((record for record in self.records() if record.slurm_job_id == slurm_job_id), None)
+
+    @property
+    def known_tokens(self) -> frozenset[str]:
+        """Tokens that were taken or dropped."""
+        taken = {record.token for record in self.records()}
+        return frozenset(taken.union(self.worker_submissions, self.revoked_tokens))
 
     def claimed_leader(self) -> str | None:
         """Job id of a worker that an election has claimed as the next head, or None."""
@@ -169,10 +124,12 @@ class Ledger:
         )
         rest = {key: value for key, value in self.worker_submissions.items() if key != token}
         ledger = attrs.evolve(self, worker_submissions=rest)
-        if submission.role == HEAD:
-            former = () if self.head is None else (self.head,)
-            return attrs.evolve(ledger, head=record, predecessors=(*self.predecessors, *former))
-        return attrs.evolve(ledger, workers=(*self.workers, record))
+        if submission.role == WORKER:
+            return attrs.evolve(ledger, workers=(*self.workers, record))
+        former = self.head if submission.role == HEAD else self.successor
+        if former is not None:
+            ledger = attrs.evolve(ledger, predecessors=(*self.predecessors, former))
+        return attrs.evolve(ledger, head=record) if submission.role == HEAD else attrs.evolve(ledger, successor=record)
 
     def without_submission(self, token: str) -> Ledger:
         """Drop an open submission for good: a job that ever bears its token is cancelled, never counted."""
@@ -209,7 +166,7 @@ class Ledger:
         """Drop shapes that no record, submission or template refers to."""
         used = {record.shape for record in self.records()}
         used |= {submission.shape for submission in self.worker_submissions.values()}
-        used.add(self.worker_template or "")
+        used |= {self.head_template or "", self.worker_template or ""}
         return attrs.evolve(self, shapes={key: shape for key, shape in self.shapes.items() if key in used})
 
     # -- storage ---------------------------------------------------------------------------------
@@ -226,6 +183,7 @@ class Ledger:
             "successor": None if self.successor is None else flat_json(self.successor),
             "predecessors": [flat_json(record) for record in self.predecessors],
             "workers": [flat_json(record) for record in self.workers],
+            "head_template": self.head_template,
             "worker_template": self.worker_template,
             "worker_submissions": {token: flat_json(item) for token, item in self.worker_submissions.items()},
             "revoked_tokens": list(self.revoked_tokens),
@@ -237,44 +195,8 @@ class Ledger:
         return ("{\n" + lines + "\n}\n").encode("ascii")
 
 
-def flat_json(item: AllocationRecord | OpenSubmission) -> dict[str, Any]:
-    """A record or submission as one flat JSON object, unknown keys included."""
-    known = attrs.asdict(item, recurse=False)
-    return {**known.pop("extra"), **known}
-
-
-def _flat(cls: type[_T], document: Any) -> _T:
-    if not isinstance(document, dict):
-        raise TypeError(f"{cls.__name__} is not an object: {document!r}")
-    known = {}
-    for name, types in _SCHEMAS[cls]:
-        # A key that is not there is damage: a default would make "released" or "ended" unsaid.
-        value = known[name] = document[name]
-        # Exactly these types: True is no number here.
-        if type(value) not in types or value == "":
-            raise TypeError(f"{cls.__name__}.{name} is {value!r}")
-    if known.get("role", HEAD) not in (HEAD, WORKER):
-        raise ValueError(f"{cls.__name__}.role is {known['role']!r}")
-    extra = {key: value for key, value in document.items() if key not in known}
-    return cls(**known, extra=extra)  # type: ignore[call-arg]
-
-
-def _schema(cls: type[Any]) -> tuple[tuple[str, tuple[type, ...]], ...]:
-    """Name and allowed types of each stored field."""
-    names = [field.name for field in attrs.fields(cls) if field.name != "extra"]
-    types = {name: bool if name == "dated" else int if name in _INTEGERS else str for name in names}
-    return tuple((name, (types[name],) if name in _REQUIRED else (types[name], type(None))) for name in names)
-
-
-_INTEGERS = {"submitted_at", "drain_deadline", "absent_since", "ended_at", "prepared_at"}
-_REQUIRED = {"slurm_job_id", "token", "shape", "role", "prepared_at", "dated"}
-_SCHEMAS: dict[type[Any], tuple[tuple[str, tuple[type, ...]], ...]] = {
-    cls: _schema(cls) for cls in (AllocationRecord, OpenSubmission)
-}
-
-
 def _records(documents: Any) -> tuple[AllocationRecord, ...]:
-    return tuple(_flat(AllocationRecord, document) for document in _typed(documents, list))
+    return tuple(read_flat(AllocationRecord, document) for document in _typed(documents, list))
 
 
 def _typed(value: Any, expected: type[_T]) -> _T:
@@ -321,7 +243,7 @@ def read_ledger(data: bytes, *, path: str) -> Ledger:
 def _read_document(document: dict[str, Any]) -> Ledger:
     head, successor = document["head"], document["successor"]
     submissions = {
-        token: _flat(OpenSubmission, item) for token, item in _typed(document["worker_submissions"], dict).items()
+        token: read_flat(OpenSubmission, item) for token, item in _typed(document["worker_submissions"], dict).items()
     }
     for token, submission in submissions.items():
         if token != submission.token:
@@ -332,10 +254,11 @@ def _read_document(document: dict[str, Any]) -> Ledger:
         session_id=_typed(document["session_id"], str),
         job_name=_typed(document["job_name"], str),
         last_commit=_text_or_none(document["last_commit"]),
-        head=None if head is None else _flat(AllocationRecord, head),
-        successor=None if successor is None else _flat(AllocationRecord, successor),
+        head=None if head is None else read_flat(AllocationRecord, head),
+        successor=None if successor is None else read_flat(AllocationRecord, successor),
         predecessors=_records(document["predecessors"]),
         workers=_records(document["workers"]),
+        head_template=_text_or_none(document["head_template"]),
         worker_template=_text_or_none(document["worker_template"]),
         worker_submissions=submissions,
         revoked_tokens=tuple(_typed(token, str) for token in _typed(document["revoked_tokens"], list)),

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from dagster_slurm.allocations.bookkeeping import Books, bring_up_to_date
+from dagster_slurm.allocations.bookkeeping import bring_up_to_date, plan_with, submitting
 from dagster_slurm.allocations.conditions import Condition
 from dagster_slurm.allocations.config import EffectiveShape
-from dagster_slurm.allocations.ledger import HEAD, WORKER, Ledger, OpenSubmission
+from dagster_slurm.allocations.ledger import WORKER, Ledger
 from dagster_slurm.allocations.observation import Fate, Observation
 from dagster_slurm.allocations.plan import (
     CLOSING,
@@ -21,33 +21,14 @@ from dagster_slurm.allocations.plan import (
     NotTried,
     Plan,
     Revoke,
-    Submit,
     refusals,
     scheduler_silent,
 )
 from dagster_slurm.allocations.result import EndResult
 from dagster_slurm.allocations.settings import job_name_for
+from dagster_slurm.allocations.succession import plan_ensure_head
 from dagster_slurm.errors import SessionClosing, SessionRecordsLost
 from dagster_slurm.slurm.replies import Listing, Refused, Submitted
-
-
-def _submitting(
-    books: Books, observation: Observation, token: str, role: str, shape: EffectiveShape
-) -> tuple[Ledger, Submit]:
-    submission = OpenSubmission(
-        token=token, role=role, intent=None, shape=shape.digest, prepared_at=observation.login_clock, dated=False
-    )
-    return books.ledger.with_submission(submission, shape), Submit(token, role, None, shape.digest)
-
-
-def _plan(books: Books, ledger: Ledger, effects: tuple[Effect, ...], held_back: tuple[HeldBack, ...] = ()) -> Plan:
-    return Plan(
-        ledger=ledger,
-        effects=books.all_effects(effects),
-        held_back=(*refusals(books.refused), *held_back),
-        adopted=books.adopted,
-        unresolved=tuple(ledger.worker_submissions),
-    )
 
 
 def plan_head(
@@ -77,20 +58,14 @@ def plan_head(
                 remedy=f"look at them (squeue --name={job_name_for(session_id)}); cancel them or restore the records.",
             )
         ledger = Ledger(session_id=session_id, job_name=job_name_for(session_id))
-        ledger = attrs.evolve(ledger, worker_template=worker_shape.digest, shapes={worker_shape.digest: worker_shape})
-    books = bring_up_to_date(ledger, observation)
-    ledger = books.ledger
-    head = ledger.head
-    # A head whose state is unknown may be alive: only one that is known to have ended is replaced.
-    has_head = head is not None and books.conditions[head.slurm_job_id].live is not False
-    on_its_way = any(s.role == HEAD for s in ledger.worker_submissions.values())
-    if has_head or on_its_way or ledger.successor is not None:
-        return _plan(books, ledger, ())
-    if not observation.listing.answered:
-        # Without an answered listing a session is not created either: its jobs might be alive.
-        return _plan(books, ledger, (), (scheduler_silent(observation),))
-    ledger, submit = _submitting(books, observation, next(tokens), HEAD, head_shape)
-    return _plan(books, ledger, (submit,))
+        ledger = attrs.evolve(
+            ledger,
+            head_template=head_shape.digest,
+            worker_template=worker_shape.digest,
+            shapes={shape.digest: shape for shape in (head_shape, worker_shape)},
+        )
+    # Without an answered listing a session is not created either: its jobs might be alive.
+    return plan_ensure_head(ledger, observation, tokens)
 
 
 def plan_addition(
@@ -109,17 +84,15 @@ def plan_addition(
     if observation.closing:
         return Plan(ledger=ledger, held_back=(HeldBack(*CLOSING),))
     books = bring_up_to_date(ledger, observation)
-    known = {record.token for record in books.ledger.records()}
-    known |= {*books.ledger.worker_submissions, *books.ledger.revoked_tokens}
-    if not known.isdisjoint(tokens):
-        return _plan(books, books.ledger, ())
+    if not books.ledger.known_tokens.isdisjoint(tokens):
+        return plan_with(books, books.ledger, ())
     if not observation.listing.answered:
-        return _plan(books, books.ledger, (), (scheduler_silent(observation),))
+        return plan_with(books, books.ledger, (), (scheduler_silent(observation),))
     if books.live_count >= live_per_session:
         sentence = f"A session has at most {live_per_session} live allocations; it has {books.live_count}."
-        return _plan(books, books.ledger, (), (HeldBack("limit", sentence),))
-    ledger, submit = _submitting(books, observation, tokens[-1], WORKER, shape)
-    return _plan(books, ledger, (submit,))
+        return plan_with(books, books.ledger, (), (HeldBack("limit", sentence),))
+    ledger, submit = submitting(books.ledger, observation, tokens[-1], WORKER, shape)
+    return plan_with(books, ledger, (submit,))
 
 
 def plan_upkeep(ledger: Ledger, observation: Observation) -> Plan:
@@ -127,7 +100,7 @@ def plan_upkeep(ledger: Ledger, observation: Observation) -> Plan:
     if observation.closing:
         return Plan(ledger=ledger)
     books = bring_up_to_date(ledger, observation)
-    return _plan(books, books.ledger, ())
+    return plan_with(books, books.ledger, ())
 
 
 def plan_outcomes(ledger: Ledger, committed: Committed) -> Plan:
@@ -186,7 +159,7 @@ def plan_end(observation: Observation, session_id: str) -> Plan:
     # Everything is cancelled by name, so of the upkeep only what settles open submissions is left to do.
     settling = tuple(effect for effect in books.effects if isinstance(effect, Revoke))
     books = attrs.evolve(books, effects=settling)
-    return _plan(books, books.ledger, (Close(),))
+    return plan_with(books, books.ledger, (Close(),))
 
 
 def is_over(observation: Observation) -> bool:

@@ -7,9 +7,10 @@ from typing import Any
 
 import attrs
 
-from dagster_slurm.allocations.bookkeeping import bring_up_to_date
+from dagster_slurm.allocations.bookkeeping import Books, bring_up_to_date
 from dagster_slurm.allocations.conditions import Condition
 from dagster_slurm.allocations.config import EffectiveShape
+from dagster_slurm.allocations.election import head_need
 from dagster_slurm.allocations.ledger import HEAD, WORKER, AllocationRecord, Ledger
 from dagster_slurm.allocations.observation import Observation, Report
 from dagster_slurm.allocations.reports import (
@@ -97,6 +98,9 @@ class SessionSnapshot:
         ray_demand: Resource shapes that Ray has pending work for, as the head's agent reads them; None when not known.
         closing: Whether the session is ending.
         work: What the newest payload reported with ``report_work``; None when nothing was reported.
+        head_needs: What ``ensure_head`` has to see to: "ended", "silent" (it runs, and neither its agent nor Ray has
+            said anything for minutes), "ending" (its walltime is nearly over) or "claimed" (an election is under way).
+            None when there is nothing, or nobody knows.
     """
 
     session_id: str
@@ -111,6 +115,7 @@ class SessionSnapshot:
     ray_demand: tuple[Mapping[str, Any], ...] | None = None
     closing: bool = False
     work: Mapping[str, Any] | None = None
+    head_needs: str | None = None
 
     def workers(self, key: str | None = None) -> tuple[AllocationSnapshot, ...]:
         """Worker allocations: all of them, or those of one intent.
@@ -196,7 +201,14 @@ def build_snapshot(ledger: Ledger, observation: Observation) -> SessionSnapshot:
         ray_demand=demand_of(cluster),
         closing=observation.closing,
         work=newest_work(observation),
+        head_needs=_head_needs(books, observation),
     )
+
+
+def _head_needs(books: Books, observation: Observation) -> str | None:
+    if observation.closing:
+        return None
+    return "claimed" if books.ledger.election is not None else head_need(books, observation)
 
 
 def _unrecorded(observation: Observation, known: set[str]) -> tuple[str, ...]:

@@ -194,6 +194,40 @@ def _chunk(reply: Reply, name: str, address: str) -> bytes:
         raise missing(reply, f"a readable piece of the payload's {name}", address) from error
 
 
+def replace_script(session_dir: str, step: str, attempt: str) -> str:
+    """Cancel the payloads of a step's other attempts that have not ended, and print the ids of those that run.
+
+    One that no head has claimed counts as ended: a head looks for ``cancel`` after its claim and before its start.
+    """
+    return f"""session={quote(session_dir)}
+list_running() {{
+    for directory in "$session"/payloads/*-{step}-*; do
+        case ${{directory##*/}} in *-{step}-{attempt}-*) continue ;; esac
+        [ -e "$directory/spec.json" ] || continue
+        grep -qE '"state": ?"(succeeded|failed|cancelled)"' "$directory/status.json" 2>/dev/null && continue
+        printf '' >"$directory/cancel"
+        for claim in "$directory"/claim.*; do
+            [ -e "$claim" ] && printf '%s\n' "${{directory##*/}}"
+        done
+    done
+    :
+}}
+section running list_running
+"""
+
+
+def read_running(reply: Reply, address: str) -> tuple[str, ...]:
+    """Payload ids that ``replace_script`` printed.
+
+    Raises:
+        ReplyIncomplete: the reply was cut.
+    """
+    section = reply.section("running")
+    if section is None or section.status != 0:
+        raise missing(reply, "the step's earlier payloads", address)
+    return tuple(section.text.split())
+
+
 def cancel_script(session_dir: str, payload_id: str) -> str:
     """Ask the head's agent to stop a payload."""
     return f"section cancel touch {quote(f'{session_dir}/payloads/{payload_id}/cancel')}\n"

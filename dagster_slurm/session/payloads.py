@@ -10,7 +10,9 @@ from dagster_slurm.remote.payload_scripts import (
     cancel_script,
     poll_script,
     read_poll,
+    read_running,
     read_start,
+    replace_script,
     start_script,
 )
 from dagster_slurm.remote.transfer import pack
@@ -54,6 +56,19 @@ class PayloadCalls(SessionBase):
         """Look at a payload: its state, and its messages and output from the given byte offsets on."""
         script = poll_script(self.session_dir, payload_id, messages_offset, log_offset)
         return read_poll(self._shell.run(script), self.session_dir, self.address)
+
+    def replace_payloads(self, step: str, attempt: str) -> tuple[str, ...]:
+        """Cancel what other attempts of a step left running, such as one whose process was killed.
+
+        Args:
+            step: The part of payload ids that names the step.
+            attempt: The part that names this attempt; its own payloads are left alone.
+
+        Returns:
+            Ids of those that have not ended yet.
+        """
+        script = replace_script(self.session_dir, step, attempt)
+        return read_running(self._shell.run(script), self.address)
 
     def cancel_payload(self, payload_id: str) -> None:
         """Ask for the payload's end: its processes are terminated, and killed ten seconds later."""

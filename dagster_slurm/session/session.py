@@ -17,6 +17,7 @@ from dagster_slurm.remote.probes import log_script, read_log, read_starts, start
 from dagster_slurm.remote.submission import sbatch_options
 from dagster_slurm.session.commit_loop import carry_out
 from dagster_slurm.session.estimators import SbatchTestOnlyEstimator, StartEstimator
+from dagster_slurm.session.heads import HeadSuccession
 from dagster_slurm.session.payloads import PayloadCalls
 from dagster_slurm.session.scaling import WorkerScaling
 
@@ -24,7 +25,7 @@ from dagster_slurm.session.scaling import WorkerScaling
 _NO_TOKEN = "0" * 32
 
 
-class AllocationSession(WorkerScaling, PayloadCalls):
+class AllocationSession(WorkerScaling, HeadSuccession, PayloadCalls):
     """All allocations of one run.
 
     Every method asks the cluster anew; nothing runs in the background. Get one from

@@ -18,10 +18,11 @@ from dagster_slurm.allocations.estimate import StartEstimate
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.allocations.result import EndResult, ReconcileResult
 from dagster_slurm.allocations.snapshot import AllocationSnapshot, SessionSnapshot
+from dagster_slurm.allocations.succession import HeadResult
+from dagster_slurm.patience import Pace
 from dagster_slurm.policy import Policy
 from dagster_slurm.recording import Recorder
 from dagster_slurm.remote.payload_scripts import PayloadPoll
-from dagster_slurm.run_loop import Pace
 from dagster_slurm.ticks import Driver, Ticker
 
 Step = Callable[["FakeSession"], None]
@@ -45,6 +46,9 @@ class FakeSession:
         state, exit_code, message, ended_with_head, work, closing: What a poll shows.
         log, messages: The whole files; a poll shows them from the offset on.
         end_result, known_jobs: What is known of its end.
+        heads: What ``ensure_head`` makes of the session, one a call: the next heads; none: it finds none.
+        earlier: What other attempts of the step left running, one entry a look.
+        taken_by: The head that runs the payload.
         fail: Errors to raise by the next calls of a method, in order.
         calls: What was called.
     """
@@ -74,6 +78,9 @@ class FakeSession:
         self.calls: list[Call] = []
         self.known_jobs: tuple[str, ...] = ("1",)
         self.end_result = EndResult(complete=True)
+        self.heads: list[AllocationSnapshot] = []
+        self.taken_by: str | None = "1"
+        self.earlier: list[tuple[str, ...]] = []
 
     def called(self, name: str) -> list[Mapping[str, Any]]:
         """Arguments of each call of a method."""
@@ -95,7 +102,23 @@ class FakeSession:
             allocations=(self.head, *self.workers.values()),
             unresolved=self.unresolved,
             closing=self.closing,
+            head_needs="ended" if self.head.committed is False else None,
         )
+
+    def ensure_head(self) -> HeadResult:
+        self._enter("ensure_head")
+        if not self.heads:
+            return HeadResult(standing="none", head_job_id=self.head.slurm_job_id)
+        self.head = self.heads.pop(0)
+        waits = self.head.state == "PENDING"
+        submitted = (str(self.head.slurm_job_id),) if waits else ()
+        return HeadResult(
+            standing="queued" if waits else "leads", head_job_id=self.head.slurm_job_id, submitted=submitted
+        )
+
+    def submit_successor(self) -> HeadResult:
+        self._enter("submit_successor")
+        return HeadResult(standing="leads", head_job_id="1", submitted=("9",))
 
     def estimate_worker_starts(self, candidates: Sequence[SlurmWorkerAllocationConfig]) -> Sequence[StartEstimate]:
         self._enter("estimate_worker_starts", candidates=tuple(candidates))
@@ -147,6 +170,10 @@ class FakeSession:
         self, payload: Path, *, argv: Sequence[str] = (), env: Mapping[str, str] | None = None, payload_id: str
     ) -> str:
         self._enter("start_payload", payload=payload, argv=tuple(argv), env=dict(env or {}), payload_id=payload_id)
+        if len(self.called("start_payload")) > 1:
+            # The next attempt has files of its own.
+            self.state, self.message, self.ended_with_head = "waiting", None, False
+            self.log = self.messages = b""
         return payload_id
 
     def poll_payload(self, payload_id: str, *, messages_offset: int, log_offset: int) -> PayloadPoll:
@@ -161,7 +188,7 @@ class FakeSession:
             state=self.state,
             exit_code=self.exit_code,
             message=self.message,
-            head_job_id=None if self.state == "waiting" else "1",
+            head_job_id=None if self.state == "waiting" else self.taken_by,
             ended_with_head=self.ended_with_head,
             messages=messages,
             log=log,
@@ -170,6 +197,10 @@ class FakeSession:
             work=self.work,
             closing=self.closing,
         )
+
+    def replace_payloads(self, step: str, attempt: str) -> tuple[str, ...]:
+        self._enter("replace_payloads", step=step, attempt=attempt)
+        return self.earlier.pop(0) if self.earlier else ()
 
     def cancel_payload(self, payload_id: str) -> None:
         self._enter("cancel_payload", payload_id=payload_id)

@@ -176,7 +176,9 @@ def failing_run(
 
     @dg.op
     def step(context: dg.OpExecutionContext, compute: SlurmComputeResource) -> None:
-        compute.run(context=context, payload=payload, policy=policy, interval_seconds=TICK_SECONDS)
+        compute.run(
+            context=context, payload=payload, policy=policy, interval_seconds=TICK_SECONDS, restarts_with_head=0
+        )
 
     @dg.job(resource_defs={"compute": compute})
     def job() -> None:

@@ -17,9 +17,17 @@ from dagster_slurm.errors import (
     ReplyIncomplete,
     SessionNotFound,
 )
+from dagster_slurm.patience import LOST_LIMIT_SECONDS
+from dagster_slurm.payload_ids import (
+    EARLIER_LIMIT_SECONDS,
+    end_earlier_attempts,
+    new_payload_id,
+    next_payload_id,
+    step_part,
+)
 from dagster_slurm.pipes import FedMessageReader, OutputLines
 from dagster_slurm.policy import Policy, PolicyContext
-from dagster_slurm.run_loop import LOST_LIMIT_SECONDS, PayloadRun, new_payload_id
+from dagster_slurm.run_loop import PayloadRun
 from dagster_slurm_tests.dagster.fakes import (
     CLOSED,
     EPOCH,
@@ -64,22 +72,30 @@ class Ran:
     run: Callable[[], object]
 
 
-def follow(*script: Step, policy: Policy | None = None, wanted: Callable[[], str | None] = lambda: None) -> Ran:
+def follow(
+    *script: Step,
+    policy: Policy | None = None,
+    wanted: Callable[[], str | None] = lambda: None,
+    restarts: int = 0,
+) -> Ran:
     session, notes, handler, lines = FakeSession(*script), Notes(), Handler(), list[str]()
     messages = FedMessageReader("/fake/messages")
     with messages.read_messages(handler):  # type: ignore[arg-type]
         pass
     run = PayloadRun(
         session,
-        new_payload_id(session),
+        new_payload_id(session, "step"),
         messages=messages,
         output=OutputLines(lines.append),
         ticker=make_ticker(session, notes, policy),
         log=notes.logger,
         wanted=wanted,
+        restarts_with_head=restarts,
         pace=session.pace(),
     )
-    return Ran(session, notes, handler, lines, lambda: run.run(Path("main.py"), (), {}))
+    return Ran(
+        session, notes, handler, lines, lambda: run.run(Path("main.py"), (), lambda payload_id: {"ID": payload_id})
+    )
 
 
 def one_worker(context: PolicyContext) -> WorkerIntent:
@@ -94,7 +110,30 @@ def test_output_and_messages_arrive_while_it_runs() -> None:
 
 
 def test_a_payload_id_begins_with_the_login_clock() -> None:
-    assert new_payload_id(FakeSession()).startswith(f"{EPOCH}-")
+    first = new_payload_id(FakeSession(), "a step[1]")
+    assert first.startswith(f"{EPOCH}-{step_part('a step[1]')}-")
+    again = next_payload_id(FakeSession(), first)
+    assert again != first
+    assert again.rpartition("-")[0] == first.rpartition("-")[0], "one attempt, one step"
+
+
+def test_what_a_killed_attempt_left_running_is_ended_first() -> None:
+    session, notes = FakeSession(), Notes()
+    session.earlier = [("1-a", "1-b"), ("1-b",), ()]
+    end_earlier_attempts(session, "step", notes.logger, session.pace())
+    assert len(notes.lines) == 1
+    assert "1-a, 1-b" in notes.lines[0]
+    (first, *rest) = session.called("replace_payloads")
+    assert first["step"] == step_part("step")
+    assert len(rest) == 2
+
+
+def test_a_payload_whose_head_is_gone_is_not_waited_for_without_end() -> None:
+    session, notes = FakeSession(), Notes()
+    session.earlier = [("1-a",)] * 100
+    end_earlier_attempts(session, "step", notes.logger, session.pace())
+    assert EARLIER_LIMIT_SECONDS <= session.now < EARLIER_LIMIT_SECONDS + 5
+    assert "has not ended" in notes.lines[-1]
 
 
 def test_a_line_without_an_end_is_passed_on_at_the_end() -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from dagster_slurm.remote.payload_scripts import read_running, replace_script
+from dagster_slurm.remote.shell import LocalShell
 from dagster_slurm_tests.integration.hand_made import HandMadeSession, read_json, wait_for
 
 pytestmark = pytest.mark.timeout(600)
@@ -153,6 +155,16 @@ def test_payloads_run_side_by_side_and_keep_their_exit_status(session: HandMadeS
     assert session.payload_status("killed")["signal"] == signal.SIGTERM
     assert final_state(session, "missing") == "failed"
     assert "/no/such/program" in session.payload_status("missing")["message"]
+
+
+def test_what_a_killed_attempt_of_a_step_left_running_is_ended(session: HandMadeSession) -> None:
+    left, waits = "1-aaaa-old-1", "import time\nwhile True: time.sleep(0.1)"
+    session.start_payload(left, waits)
+    wait_for("the payload runs", partial(session.payload_runs, left))
+    script = replace_script(str(session.directory), "aaaa", "new")
+    assert read_running(LocalShell().run(script), "here") == (left,)
+    assert final_state(session, left) == "cancelled"
+    assert read_running(LocalShell().run(script), "here") == ()
 
 
 def test_waiting_tasks_are_published_as_demand(session: HandMadeSession) -> None:

@@ -74,11 +74,12 @@ def ledgers(draw: st.DrawFn) -> Ledger:
         successor=successor[0] if successor else None,
         predecessors=some(2),
         workers=some(3),
+        head_template=draw(st.none() | names),
         worker_template=draw(st.none() | names),
         worker_submissions={
             token: OpenSubmission(
                 token=token,
-                role=draw(st.sampled_from(["head", "worker"])),
+                role=draw(st.sampled_from(["head", "successor", "worker"])),
                 intent=draw(st.none() | names),
                 shape=draw(names),
                 prepared_at=draw(times),

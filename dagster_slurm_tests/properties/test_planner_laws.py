@@ -18,6 +18,7 @@ from dagster_slurm.allocations.observation import Observation
 from dagster_slurm.allocations.plan import Archive, Cancel, Drain, Forget, Plan, Revoke, Submit
 from dagster_slurm.allocations.request import WorkerRequest
 from dagster_slurm.allocations.snapshot import build_snapshot
+from dagster_slurm.allocations.succession import plan_ensure_head, plan_promotion, plan_successor
 from dagster_slurm.allocations.workers import plan_workers
 from dagster_slurm.errors import SessionClosing
 from dagster_slurm.session.commit_loop import carry_out, fresh_tokens
@@ -58,11 +59,22 @@ def any_plans(world: Observation, request: WorkerRequest) -> list[Plan]:
         plan_addition(books, world, WORKER_SHAPE, [token(200_000)], 10**6),
         plan_end(world, SESSION),
     ]
+    found += head_plans(world)
     try:
         found.append(plan_head(world, SESSION, WORKER_SHAPE, WORKER_SHAPE, tokens()))
     except SessionClosing:
         assert world.closing
     return found
+
+
+def head_plans(world: Observation) -> list[Plan]:
+    """What the planners of heads make of a world."""
+    books = books_of(world)
+    return [
+        plan_ensure_head(books, world, tokens()),
+        plan_promotion(books, world, token(200_001)),
+        plan_successor(books, world, WORKER_SHAPE, [token(200_002)], 200),
+    ]
 
 
 def everything(plan: Plan) -> dict[str, AllocationRecord]:

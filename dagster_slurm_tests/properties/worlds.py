@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.allocations.ledger import AllocationRecord
-from dagster_slurm.allocations.observation import Fate, Observation
+from dagster_slurm.allocations.observation import Fate, Observation, Report
 from dagster_slurm.allocations.request import Seen, WorkerRequest
 from dagster_slurm.slurm.replies import AccountingReply, AccountingRow, ListedJob, Listing, Refused, Submitted
 from dagster_slurm_tests.builders import (
@@ -18,6 +18,8 @@ from dagster_slurm_tests.builders import (
     head,
     job,
     ledger,
+    node_report,
+    ray_nodes,
     record,
     submission,
     token,
@@ -41,9 +43,10 @@ def worlds(draw: st.DrawFn) -> Observation:
         *workers,
         opened=tuple(opened),
         head=draw(st.none() | st.just(head()) | workers_of(1)),
-        successor=draw(st.none() | st.just(head(2))),
+        successor=draw(st.none() | st.just(head(2)) | workers_of(2)),
         predecessors=draw(st.sampled_from([(), (head(3),), (record(3, intent="a"),)])),
-        election=draw(st.none() | st.sampled_from([{"slurm_job_id": "10"}, {"slurm_job_id": "99"}])),
+        election=draw(st.none() | claims()),
+        failed_leaders=draw(st.dictionaries(st.sampled_from(["2", "10", "11", "99"]), st.integers(0, 3), max_size=2)),
         revoked_tokens=draw(st.sampled_from([(), (token(40),)])),
         extra={"future": 1},
     )
@@ -60,7 +63,29 @@ def worlds(draw: st.DrawFn) -> Observation:
         accounting=draw(st.none() | accounts()),
         closing=draw(st.sampled_from([False, False, False, True])),
         drains=frozenset(token(n) for n in numbers if draw(st.booleans())),
+        nodes={(str(n), f"n{n}"): draw(node_reports()) for n in (1, *numbers) if draw(st.booleans())},
+        cluster={
+            str(n): ray_nodes(n, token=token(n), age_seconds=draw(ages)) for n in (1, 2, 10) if draw(st.booleans())
+        },
     )
+
+
+ages = st.sampled_from([1, 14, 40, 400])
+
+
+def node_reports() -> st.SearchStrategy[Report]:
+    return st.builds(
+        lambda age, draining: node_report(age, draining=draining), ages, st.sampled_from([False, False, True])
+    )
+
+
+def claims() -> st.SearchStrategy[dict[str, Any]]:
+    """An election: of a worker, the successor, somebody unknown; lately or long ago; or nothing readable."""
+    return st.builds(
+        lambda job_id, at: {"slurm_job_id": job_id, "nonce": "ab", "claimed_at": at},
+        st.sampled_from(["10", "11", "2", "99"]),
+        st.none() | clocks,
+    ) | st.just({})
 
 
 def workers_of(n: int) -> st.SearchStrategy[AllocationRecord]:

@@ -26,6 +26,7 @@ from dagster_slurm.agent.decide import (
     StartWorker,
     Wait,
     earlier,
+    forgive,
     next_action,
     retry_delay_seconds,
     window_after_signal,
@@ -133,6 +134,23 @@ def test_failures_are_repeated_with_delays_and_bounded(leads: bool) -> None:
     action = next_action(memory(failures=START_FAILURES_ALLOWED + 1), seen(leads=leads), LIMITS)
     assert isinstance(action, Leave)
     assert action.exit_status == 1
+
+
+def test_failures_at_a_head_that_was_replaced_are_forgiven() -> None:
+    failed = memory(failures=5, failed_address="10.0.0.9:1", retry_at=NOW + 20)
+    assert forgive(failed, seen()) == memory()
+    for kept in (replace(failed, failed_address=CLUSTER.address), replace(failed, failed_address=None)):
+        assert forgive(kept, seen()) == kept
+    assert forgive(failed, seen(cluster=None)) == failed
+
+
+def test_a_successor_waits_without_ray_for_as_long_as_it_takes() -> None:
+    patient = memory(headless_since=NOW - 9999)
+    assert next_action(patient, seen(stands_by=True), LIMITS) == Wait("waiting", "stands by as the next head")
+    action = next_action(memory(running()), seen(stands_by=True), LIMITS)
+    assert isinstance(action, EndRay)
+    assert not action.failed
+    assert next_action(memory(), seen(stands_by=True, leads=True), LIMITS) == StartHead()
 
 
 def test_delays_grow_up_to_a_limit() -> None:

@@ -91,6 +91,37 @@ def test_O_13_only_the_first_node_of_the_heads_allocation_is_the_head(
     assert directory.look().leads is leads
 
 
+def test_one_that_an_election_claimed_leads_and_is_not_published(directory: Directory) -> None:
+    claimed = {"head": {"slurm_job_id": "1", "token": "t1"}, "election": {"slurm_job_id": "2", "nonce": "ab"}}
+    directory.write("allocation.json", claimed)
+    directory.write("cluster/1.json", {"head_job_id": "1", "address": "10.0.0.1:1"})
+    seen = directory.look()
+    assert (seen.leads, seen.published, seen.cluster) == (True, False, None)
+    directory.write("cluster/2.json", {"head_job_id": "2", "token": "t2", "address": "10.0.0.2:1"})
+    seen = directory.look()
+    assert seen.cluster is not None
+    assert seen.cluster.address == "10.0.0.2:1"
+    directory.write("allocation.json", {"head": {"slurm_job_id": "2", "token": "t2"}, "election": None})
+    seen = directory.look()
+    assert (seen.leads, seen.published) == (True, True)
+    directory.write("allocation.json", {"head": {"slurm_job_id": "1", "token": "t1"}, "election": None})
+    seen = directory.look()
+    assert (seen.leads, seen.published) == (False, False), "who lost an election stops"
+
+
+def test_a_claim_is_the_first_nodes_alone(tmp_path: Path) -> None:
+    directory = Directory(tmp_path, node_index=1, node_count=2)
+    directory.write("allocation.json", {"head": {"slurm_job_id": "1"}, "election": {"slurm_job_id": "2"}})
+    assert directory.look().leads is False
+
+
+def test_a_successor_stands_by(directory: Directory) -> None:
+    directory.write("allocation.json", {"head": {"slurm_job_id": "1"}, "successor": {"slurm_job_id": "2"}})
+    assert directory.look().stands_by
+    directory.write("allocation.json", {"head": {"slurm_job_id": "2", "token": "t2"}, "successor": None})
+    assert not directory.look().stands_by
+
+
 def test_a_damaged_ledger_keeps_what_was_known(directory: Directory) -> None:
     directory.write("allocation.json", {"head": {"slurm_job_id": "2"}})
     assert directory.look().leads is True

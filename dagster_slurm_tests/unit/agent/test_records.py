@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from dagster_slurm.agent.records import Cluster, Leader, Settings, drain_seconds, leader, read_cluster
+from dagster_slurm.agent.records import (
+    Cluster,
+    Leader,
+    Settings,
+    drain_seconds,
+    is_claimed,
+    leader,
+    read_cluster,
+    stands_by,
+)
 
 
 def test_settings_with_everything() -> None:
@@ -51,6 +60,37 @@ def test_settings_with_nothing_have_the_documented_defaults() -> None:
 )
 def test_who_leads(ledger: dict[str, Any] | None, expected: Leader | None) -> None:
     assert leader(ledger) == expected
+
+
+@pytest.mark.parametrize(
+    ("ledger", "expected"),
+    [
+        (None, False),
+        ({}, False),
+        ({"election": None}, False),
+        ({"election": {"slurm_job_id": 12}}, True),
+        ({"election": {"slurm_job_id": "13"}}, False),
+    ],
+)
+def test_who_is_claimed(ledger: dict[str, Any] | None, expected: bool) -> None:
+    assert is_claimed(ledger, "12") is expected
+
+
+@pytest.mark.parametrize(
+    ("ledger", "expected"),
+    [
+        (None, False),
+        ({}, False),
+        ({"successor": {"slurm_job_id": "12"}}, True),
+        ({"successor": {"slurm_job_id": "13"}}, False),
+        ({"successor": None, "worker_submissions": {"t": {"role": "successor"}}}, True),
+        ({"successor": None, "worker_submissions": {"t": {"role": "worker"}}}, False),
+        ({"successor": None, "worker_submissions": {"u": {"role": "successor"}}}, False),
+        ({"successor": None, "worker_submissions": []}, False),
+    ],
+)
+def test_who_stands_by(ledger: dict[str, Any] | None, expected: bool) -> None:
+    assert stands_by(ledger, "12", "t") is expected
 
 
 @pytest.mark.parametrize(

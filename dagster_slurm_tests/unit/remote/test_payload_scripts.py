@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from dagster_slurm.errors import SessionClosing, SessionNotFound
+from dagster_slurm.errors import ReplyIncomplete, SessionClosing, SessionNotFound
+from dagster_slurm.remote.frames import Reply
 from dagster_slurm.remote.payload_scripts import (
     CHUNK_BYTES,
     PayloadPoll,
     cancel_script,
     poll_script,
     read_poll,
+    read_running,
     read_start,
+    replace_script,
     start_script,
 )
 from dagster_slurm.remote.shell import LocalShell
@@ -88,3 +91,42 @@ def test_a_cancel_is_one_file(session: Path, source: Path) -> None:
     start(session, source)
     assert LocalShell().run(cancel_script(str(session), PAYLOAD)).complete
     assert (session / "payloads" / PAYLOAD / "cancel").exists()
+
+
+def other_payload(session: Path, name: str, *, claimed: bool = True, state: str | None = None) -> Path:
+    directory = session / "payloads" / name
+    directory.mkdir()
+    (directory / "spec.json").write_text("{}")
+    if claimed:
+        (directory / "claim.7").touch()
+    if state is not None:
+        (directory / "status.json").write_text(json.dumps({"schema_version": 1, "state": state}))
+    return directory
+
+
+def test_what_other_attempts_of_a_step_left_running_is_cancelled_and_told(session: Path) -> None:
+    running = other_payload(session, "1-aaaa-old-1", state="running")
+    silent = other_payload(session, "2-aaaa-old-2")
+    waiting = other_payload(session, "3-aaaa-old-3", claimed=False)
+    alone = [
+        other_payload(session, "4-aaaa-new-1", state="running"),
+        other_payload(session, "5-bbbb-old-1", state="running"),
+        *(other_payload(session, f"6-aaaa-old-{state}", state=state) for state in ("succeeded", "failed", "cancelled")),
+    ]
+    (session / "payloads" / "7-aaaa-old-9").mkdir()
+
+    def replace() -> tuple[str, ...]:
+        return read_running(LocalShell().run(replace_script(str(session), "aaaa", "new")), "here")
+
+    assert replace() == (running.name, silent.name)
+    assert all((directory / "cancel").exists() for directory in (running, silent, waiting))
+    assert not any((directory / "cancel").exists() for directory in alone)
+    for directory in (running, silent):
+        (directory / "status.json").write_text(json.dumps({"state": "cancelled"}))
+    assert replace() == ()
+
+
+def test_a_session_without_payloads_has_none_to_end(session: Path) -> None:
+    assert read_running(LocalShell().run(replace_script(str(session), "aaaa", "new")), "here") == ()
+    with pytest.raises(ReplyIncomplete, match="earlier payloads"):
+        read_running(Reply(sections=(), complete=False, noise=""), "here")

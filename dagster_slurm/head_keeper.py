@@ -1,0 +1,114 @@
+"""Keeps a session with a head while a payload runs: takes the steps of an election, and says what changed."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from dagster_slurm.allocations.snapshot import SessionSnapshot
+from dagster_slurm.allocations.succession import HeadResult
+from dagster_slurm.errors import DagsterSlurmError
+
+#: Between two steps of an election that is under way; Ray's head takes some seconds to come up.
+STEP_SECONDS = 2.0
+#: Successors that end before they lead are followed by at most so many in all.
+SUCCESSORS_ALLOWED = 3
+
+
+class Elector(Protocol):
+    """The part of a session that this needs."""
+
+    def ensure_head(self) -> HeadResult: ...
+
+    def submit_successor(self) -> HeadResult: ...
+
+
+class HeadKeeper:
+    """One step for each new snapshot in which the head needs something, and quick ones while an election is under way.
+
+    Attributes:
+        found_none: Whether the last step left the session without a head and without one to come, such as one that the
+            scheduler refused.
+
+    Args:
+        session: The session.
+        log: The run's log; an answer that says the same as the one before is not repeated.
+        successor_before_seconds: The next head is queued when the head's walltime has no more left than this; None:
+            never.
+    """
+
+    def __init__(self, session: Elector, log: logging.Logger, successor_before_seconds: float | None = None) -> None:
+        self._session = session
+        self._log = log
+        self._window = successor_before_seconds
+        self._successors = 0
+        self._snapshot: SessionSnapshot | None = None
+        self._next_step_at: float | None = None
+        self._said: tuple[object, ...] = ()
+        self.found_none = False
+
+    @property
+    def electing(self) -> bool:
+        """Whether an election is under way."""
+        return self._next_step_at is not None
+
+    def step(self, snapshot: SessionSnapshot | None, now: float) -> bool:
+        """Do what is due.
+
+        Args:
+            snapshot: The newest one.
+            now: The loop's clock, seconds.
+
+        Returns:
+            Whether an election has just come to its end, so that looking again pays off.
+        """
+        new = snapshot is not self._snapshot
+        self._snapshot = snapshot
+        if new and snapshot is not None:
+            self._queue_successor(snapshot)
+        needed = new and snapshot is not None and snapshot.head_needs is not None
+        if not needed and (self._next_step_at is None or now < self._next_step_at):
+            return False
+        was_electing = self.electing
+        try:
+            result = self._session.ensure_head()
+        except DagsterSlurmError as error:
+            self._say("failed", f"The head could not be seen to; trying again. {error.message}")
+            return False
+        self._next_step_at = now + STEP_SECONDS if result.standing == "claimed" else None
+        self.found_none = result.standing == "none"
+        self._tell(result)
+        return was_electing and not self.electing
+
+    def _queue_successor(self, snapshot: SessionSnapshot) -> None:
+        left, next_one = snapshot.head.time_left_seconds, snapshot.successor
+        due = self._window is not None and left is not None and left <= self._window and not snapshot.closing
+        if not due or self._successors >= SUCCESSORS_ALLOWED:
+            return
+        if next_one is not None and next_one.committed is not False:
+            return
+        try:
+            result = self._session.submit_successor()
+        except DagsterSlurmError as error:
+            self._say("no successor", f"The next head could not be queued; trying again. {error.message}")
+            return
+        self._successors += bool(result.submitted or "refused" in result.held_back.codes)
+        if result.submitted or result.held_back:
+            told = f"job {', '.join(result.submitted)}" if result.submitted else "not submitted"
+            self._say(("successor", result.submitted), f"The next head: {told}. {result.held_back}".rstrip())
+
+    def _tell(self, result: HeadResult) -> None:
+        head, reasons = result.head_job_id, f" {result.held_back}" if result.held_back else ""
+        if result.standing == "claimed":
+            self._say("claimed", f"Job {result.claimed} is to be the next head: Ray's head starts there.{reasons}")
+        elif result.submitted:
+            self._say(result.submitted, f"A new head was submitted: job {', '.join(result.submitted)}.{reasons}")
+        elif result.standing == "leads":
+            self._say(("leads", head), f"The head is job {head}.{reasons}")
+        else:
+            self._say((result.standing, head), f"The head's job {head} needs a successor: {result.standing}.{reasons}")
+
+    def _say(self, key: object, sentence: str) -> None:
+        if (key,) != self._said:
+            self._said = (key,)
+            self._log.warning(sentence)
