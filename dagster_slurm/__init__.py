@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dagster_slurm.resource_options import SlurmWorkerOptions as SlurmWorkerOptions
     from dagster_slurm.resources import SlurmComputeResource as SlurmComputeResource
     from dagster_slurm.run_result import SlurmRunResult as SlurmRunResult
+    from dagster_slurm.sensors import worker_policy_sensor as worker_policy_sensor
     from dagster_slurm.session.estimators import SbatchTestOnlyEstimator as SbatchTestOnlyEstimator
     from dagster_slurm.session.session import AllocationSession as AllocationSession
 
@@ -54,6 +55,7 @@ _HOMES = {
     "snapshot_table": "allocations.table",
     "WorkerIntent": "allocations.intent",
     "worker_policy": "metadata",
+    "worker_policy_sensor": "sensors",
 }
 
 __all__ = sorted(_HOMES)

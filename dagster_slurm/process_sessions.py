@@ -174,6 +174,11 @@ class ProcessSessions:
             self._begun[run_id] = session
             return session
 
+    def is_new(self, run_id: str) -> bool:
+        """Whether this process has not asked for the run's session yet."""
+        with self._lock:
+            return run_id not in self._begun
+
     def attach(self, run_id: str) -> AllocationSession:
         """The session of a run that has one.
 

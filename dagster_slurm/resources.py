@@ -10,6 +10,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
+from dagster_slurm.allocations.settings import session_id_for
 from dagster_slurm.policy import Policy
 from dagster_slurm.process_sessions import Place, ProcessSessions
 from dagster_slurm.resource_options import (
@@ -18,6 +19,7 @@ from dagster_slurm.resource_options import (
     SlurmQueueOptions,
     SlurmWorkerOptions,
 )
+from dagster_slurm.run_facts import session_tag
 from dagster_slurm.run_result import SlurmRunResult
 from dagster_slurm.session.session import AllocationSession
 from dagster_slurm.step import StepContext, op_context
@@ -106,7 +108,7 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
             SessionRecordsLost: its jobs live but its records are gone.
             RemoteError: the login node could not be asked, or the scheduler did not answer.
         """
-        return self._process_sessions().get(op_context(context).run.run_id)
+        return self._sessions_of(op_context(context)).get(op_context(context).run.run_id)
 
     def attach_session(self, run: dg.DagsterRun | str) -> AllocationSession:
         """The session of a run, if there is one; submits nothing. For checks, sensors and scripts.
@@ -168,7 +170,7 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
             extras=dict(extras or {}),
         )
         drive.check()
-        return run_payload(context, self._process_sessions(), drive)
+        return run_payload(context, self._sessions_of(op_context(context)), drive)
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -178,6 +180,14 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
             sessions, self._sessions = self._sessions, None
         if sessions is not None:
             sessions.leave(context.instance, context.log)
+
+    def _sessions_of(self, context: dg.OpExecutionContext) -> ProcessSessions:
+        """The sessions, once the run is tagged: a tag is how sensors find it."""
+        sessions, run = self._process_sessions(), context.run
+        if sessions.is_new(run.run_id):
+            session_id = session_id_for(run.run_id, self.session_name)
+            context.instance.add_run_tags(run.run_id, {session_tag(self.session_name): session_id})
+        return sessions
 
     def _process_sessions(self) -> ProcessSessions:
         with self._lock:

@@ -162,7 +162,10 @@ class PayloadRun:
 
     def _look(self) -> PayloadPoll:
         return self._session.poll_payload(
-            self._payload_id, messages_offset=self._messages.offset, log_offset=self._output.offset
+            self._payload_id,
+            messages_offset=self._messages.offset,
+            log_offset=self._output.offset,
+            mark=self._ticker.mark,
         )
 
     def _forward(self, poll: PayloadPoll) -> bool:

@@ -13,8 +13,10 @@ from dagster_slurm.allocations.config import EffectiveShape
 from dagster_slurm.allocations.ledger import HEAD, WORKER, AllocationRecord, Ledger
 from dagster_slurm.allocations.observation import Observation, Report
 from dagster_slurm.allocations.reports import (
+    DriverMark,
     demand_of,
     draining_of,
+    driver_marks,
     idle_seconds_of,
     message_of,
     newest_work,
@@ -97,6 +99,7 @@ class SessionSnapshot:
         ray_demand: Resource shapes that Ray has pending work for, as the head's agent reads them; None when not known.
         closing: Whether the session is ending.
         work: What the newest payload reported with ``report_work``; None when nothing was reported.
+        drivers: The payloads that steps follow, or followed, the newest first.
     """
 
     session_id: str
@@ -111,6 +114,11 @@ class SessionSnapshot:
     ray_demand: tuple[Mapping[str, Any], ...] | None = None
     closing: bool = False
     work: Mapping[str, Any] | None = None
+    drivers: tuple[DriverMark, ...] = ()
+
+    def driver(self, key: str) -> DriverMark | None:
+        """The newest payload of a step, by the default key of its intents; None without one."""
+        return next((mark for mark in self.drivers if mark.key == key), None)
 
     def workers(self, key: str | None = None) -> tuple[AllocationSnapshot, ...]:
         """Worker allocations: all of them, or those of one intent.
@@ -129,6 +137,7 @@ class SessionSnapshot:
         document["head"] = _allocation_to_json(self.head)
         document["successor"] = None if self.successor is None else _allocation_to_json(self.successor)
         document["unrecorded"], document["not_observed"] = list(self.unrecorded), list(self.not_observed)
+        document["drivers"] = [attrs.asdict(mark, recurse=False) for mark in self.drivers]
         document["ray_demand"] = None if self.ray_demand is None else [dict(item) for item in self.ray_demand]
         return document
 
@@ -147,6 +156,7 @@ class SessionSnapshot:
             "unrecorded": tuple(document["unrecorded"]),
             "not_observed": tuple(document["not_observed"]),
             "ray_demand": None if demand is None else tuple(demand),
+            "drivers": tuple(DriverMark(**item) for item in document.get("drivers", ())),
         }
         return cls(**{**document, **read})
 
@@ -196,6 +206,7 @@ def build_snapshot(ledger: Ledger, observation: Observation) -> SessionSnapshot:
         ray_demand=demand_of(cluster),
         closing=observation.closing,
         work=newest_work(observation),
+        drivers=driver_marks(observation),
     )
 
 
