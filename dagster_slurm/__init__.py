@@ -18,18 +18,20 @@ if TYPE_CHECKING:
     from dagster_slurm.allocations.snapshot import AllocationSnapshot as AllocationSnapshot
     from dagster_slurm.allocations.snapshot import SessionSnapshot as SessionSnapshot
     from dagster_slurm.allocations.table import snapshot_table as snapshot_table
+    from dagster_slurm.cleanup_sensor import session_cleanup_sensor as session_cleanup_sensor
     from dagster_slurm.errors import ConfigurationError as ConfigurationError
     from dagster_slurm.errors import DagsterSlurmError as DagsterSlurmError
     from dagster_slurm.errors import PayloadFailed as PayloadFailed
     from dagster_slurm.metadata import worker_policy as worker_policy
     from dagster_slurm.policy import PolicyContext as PolicyContext
+    from dagster_slurm.policy_sensor import worker_policy_sensor as worker_policy_sensor
+    from dagster_slurm.remote.housekeeping import FoundSession as FoundSession
     from dagster_slurm.resource_options import SlurmHeadOptions as SlurmHeadOptions
     from dagster_slurm.resource_options import SlurmLimits as SlurmLimits
     from dagster_slurm.resource_options import SlurmQueueOptions as SlurmQueueOptions
     from dagster_slurm.resource_options import SlurmWorkerOptions as SlurmWorkerOptions
     from dagster_slurm.resources import SlurmComputeResource as SlurmComputeResource
     from dagster_slurm.run_result import SlurmRunResult as SlurmRunResult
-    from dagster_slurm.sensors import worker_policy_sensor as worker_policy_sensor
     from dagster_slurm.session.estimators import SbatchTestOnlyEstimator as SbatchTestOnlyEstimator
     from dagster_slurm.session.session import AllocationSession as AllocationSession
 
@@ -39,6 +41,7 @@ _HOMES = {
     "ConfigurationError": "errors",
     "DagsterSlurmError": "errors",
     "EndResult": "allocations.result",
+    "FoundSession": "remote.housekeeping",
     "PayloadFailed": "errors",
     "PolicyContext": "policy",
     "ReconcileResult": "allocations.result",
@@ -52,10 +55,11 @@ _HOMES = {
     "SlurmWorkerAllocationConfig": "allocations.config",
     "SlurmWorkerOptions": "resource_options",
     "StartEstimate": "allocations.estimate",
+    "session_cleanup_sensor": "cleanup_sensor",
     "snapshot_table": "allocations.table",
     "WorkerIntent": "allocations.intent",
     "worker_policy": "metadata",
-    "worker_policy_sensor": "sensors",
+    "worker_policy_sensor": "policy_sensor",
 }
 
 __all__ = sorted(_HOMES)

@@ -10,9 +10,11 @@ from typing import Any
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
+from dagster_slurm.allocations.result import EndResult
 from dagster_slurm.allocations.settings import session_id_for
 from dagster_slurm.policy import Policy
 from dagster_slurm.process_sessions import Place, ProcessSessions
+from dagster_slurm.remote.housekeeping import FoundSession
 from dagster_slurm.resource_options import (
     SlurmHeadOptions,
     SlurmLimits,
@@ -124,6 +126,34 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
             RemoteError: the login node could not be asked.
         """
         return self._process_sessions().attach(run if isinstance(run, str) else run.run_id)
+
+    def find_sessions(self) -> tuple[FoundSession, ...]:
+        """Every session that has a directory below ``remote_base``; one remote command, and the scheduler is not asked.
+
+        Raises:
+            RemoteError: the login node could not be asked.
+        """
+        return self._process_sessions().find()
+
+    def end_session(self, session_id: str, *, timeout_seconds: float = 30) -> EndResult:
+        """End a session by its name, whatever its run does, and remove its secret once nothing of it is left.
+
+        Returns:
+            Whether nothing is left. When not, call it again.
+
+        Raises:
+            RemoteError: the login node could not be asked.
+            SessionError: its directory or records cannot be used.
+        """
+        return self._process_sessions().end(session_id, timeout_seconds)
+
+    def remove_session(self, session_id: str) -> None:
+        """Remove the directory of a session that ``end_session`` has ended completely; any other one stays.
+
+        Raises:
+            RemoteError, SessionDirectoryUnsafe: it may be there in part; call it again.
+        """
+        self._process_sessions().remove(session_id)
 
     # -- payloads ----------------------------------------------------------------------------------
 
