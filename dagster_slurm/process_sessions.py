@@ -186,8 +186,12 @@ class ProcessSessions:
         with self._lock:
             return run_id not in self._begun
 
-    def attach(self, run_id: str) -> AllocationSession:
+    def attach(self, run_id: str, *, share: bool = False) -> AllocationSession:
         """The session of a run that has one.
+
+        Args:
+            run_id: The run.
+            share: The run is this process's own: leaving ends its session when no step is left.
 
         Raises:
             SessionNotFound: it has none.
@@ -195,7 +199,11 @@ class ProcessSessions:
         """
         with self._lock:
             known = self._begun.get(run_id)
-        return attach(self._shell, self._place.spec(run_id)) if known is None else known
+        session = attach(self._shell, self._place.spec(run_id)) if known is None else known
+        if share:
+            with self._lock:
+                self._begun[run_id] = session
+        return session
 
     def find(self) -> tuple[FoundSession, ...]:
         """Every session below the resource's base."""

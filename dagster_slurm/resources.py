@@ -127,6 +127,18 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
         """
         return self._process_sessions().attach(run if isinstance(run, str) else run.run_id)
 
+    def attach_run_allocation_session(self, context: StepContext) -> AllocationSession:
+        """The session of the context's own run, if there is one; submits nothing.
+
+        As after ``get_run_allocation_session`` it ends by itself when no step of the run is left.
+
+        Raises:
+            ConfigurationError: a setting.
+            SessionNotFound: the run has no session.
+            RemoteError: the login node could not be asked.
+        """
+        return self._process_sessions().attach(op_context(context).run.run_id, share=True)
+
     def find_sessions(self) -> tuple[FoundSession, ...]:
         """Every session that has a directory below ``remote_base``; one remote command, and the scheduler is not asked.
 

@@ -12,7 +12,14 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_slurm import PolicyContext, SlurmComputeResource, SlurmWorkerAllocationConfig, WorkerIntent, worker_policy
+from dagster_slurm import (
+    PolicyContext,
+    SlurmComputeResource,
+    SlurmWorkerAllocationConfig,
+    WorkerIntent,
+    snapshot_check,
+    worker_policy,
+)
 from dagster_slurm_tests.cluster import SlurmBox
 from dagster_slurm_tests.dagster.box_resource import jobs_of, resource_on
 from dagster_slurm_tests.dagster.conftest import Launch
@@ -60,7 +67,9 @@ def test_an_asset_grows_reports_and_leaves_nothing(
     ASKED.clear()
     with dg.DagsterInstance.ephemeral() as instance:
         compute = resource_on(box, fresh_base)
-        result = dg.materialize([elastic], instance=instance, resources={"compute": compute}, raise_on_error=False)
+        check = snapshot_check(asset=elastic, name="head_runs", predicate=lambda seen: seen.head.state == "RUNNING")
+        resources = {"compute": compute}
+        result = dg.materialize([elastic, check], instance=instance, resources=resources, raise_on_error=False)
         log = [entry.user_message or entry.message for entry in instance.all_logs(result.run_id)]
     assert result.success, log
     (event,) = result.get_asset_materialization_events()
@@ -86,6 +95,9 @@ def test_an_asset_grows_reports_and_leaves_nothing(
     # Each once, in order, while it ran.
     assert [line for line in log if "of 6 tasks done" in line] == [f"{n} of 6 tasks done" for n in range(1, 7)]
     assert "payload of elastic\n" in capfd.readouterr().out
+    (evaluation,) = result.get_asset_check_evaluations()
+    assert evaluation.passed, evaluation.description
+    # The session outlived the asset's step for its check, and ended with that.
     assert jobs_of(box, result.run_id) == {}
 
 
