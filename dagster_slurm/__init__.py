@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dagster_slurm.errors import ConfigurationError as ConfigurationError
     from dagster_slurm.errors import DagsterSlurmError as DagsterSlurmError
     from dagster_slurm.errors import PayloadFailed as PayloadFailed
+    from dagster_slurm.fake_compute import FakeSlurmCompute as FakeSlurmCompute
     from dagster_slurm.metadata import worker_policy as worker_policy
     from dagster_slurm.policy import PolicyContext as PolicyContext
     from dagster_slurm.policy import release_all as release_all
@@ -45,6 +46,7 @@ _HOMES = {
     "ConfigurationError": "errors",
     "DagsterSlurmError": "errors",
     "EndResult": "allocations.result",
+    "FakeSlurmCompute": "fake_compute",
     "FoundSession": "remote.housekeeping",
     "PayloadFailed": "errors",
     "PolicyContext": "policy",
