@@ -19,12 +19,20 @@ if TYPE_CHECKING:
     from dagster_slurm.allocations.snapshot import AllocationSnapshot as AllocationSnapshot
     from dagster_slurm.allocations.snapshot import SessionSnapshot as SessionSnapshot
     from dagster_slurm.allocations.table import snapshot_table as snapshot_table
+    from dagster_slurm.checks import policy_satisfied_check as policy_satisfied_check
+    from dagster_slurm.checks import session_healthy_check as session_healthy_check
+    from dagster_slurm.checks import snapshot_check as snapshot_check
+    from dagster_slurm.cleanup_sensor import session_cleanup_sensor as session_cleanup_sensor
     from dagster_slurm.errors import ConfigurationError as ConfigurationError
     from dagster_slurm.errors import DagsterSlurmError as DagsterSlurmError
     from dagster_slurm.errors import PayloadEndedWithHead as PayloadEndedWithHead
     from dagster_slurm.errors import PayloadFailed as PayloadFailed
+    from dagster_slurm.fake_compute import FakeSlurmCompute as FakeSlurmCompute
     from dagster_slurm.metadata import worker_policy as worker_policy
     from dagster_slurm.policy import PolicyContext as PolicyContext
+    from dagster_slurm.policy import release_all as release_all
+    from dagster_slurm.policy_sensor import worker_policy_sensor as worker_policy_sensor
+    from dagster_slurm.remote.housekeeping import FoundSession as FoundSession
     from dagster_slurm.resource_options import SlurmHeadOptions as SlurmHeadOptions
     from dagster_slurm.resource_options import SlurmLimits as SlurmLimits
     from dagster_slurm.resource_options import SlurmQueueOptions as SlurmQueueOptions
@@ -40,6 +48,8 @@ _HOMES = {
     "ConfigurationError": "errors",
     "DagsterSlurmError": "errors",
     "EndResult": "allocations.result",
+    "FakeSlurmCompute": "fake_compute",
+    "FoundSession": "remote.housekeeping",
     "PayloadFailed": "errors",
     "PolicyContext": "policy",
     "ReconcileResult": "allocations.result",
@@ -53,10 +63,16 @@ _HOMES = {
     "SlurmWorkerAllocationConfig": "allocations.config",
     "SlurmWorkerOptions": "resource_options",
     "StartEstimate": "allocations.estimate",
+    "policy_satisfied_check": "checks",
+    "release_all": "policy",
+    "session_cleanup_sensor": "cleanup_sensor",
+    "session_healthy_check": "checks",
+    "snapshot_check": "checks",
     "snapshot_table": "allocations.table",
     "WorkerIntent": "allocations.intent",
     "WorkerPlan": "allocations.explanation",
     "worker_policy": "metadata",
+    "worker_policy_sensor": "policy_sensor",
 }
 
 __all__ = sorted(_HOMES)

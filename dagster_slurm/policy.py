@@ -77,6 +77,12 @@ class PolicyContext:
 Policy: TypeAlias = Callable[[PolicyContext], "WorkerIntent | Sequence[WorkerIntent] | None"]
 
 
+def release_all(context: PolicyContext) -> list[WorkerIntent]:
+    """A policy that wants no workers: every intent of the session gets the count 0."""
+    keys = {a.intent for a in context.snapshot.allocations if a.intent is not None and a.committed is not False}
+    return [WorkerIntent(key=key, count=0) for key in sorted(keys)]
+
+
 def intents_of(answer: object) -> tuple[WorkerIntent, ...] | None:
     """A policy's answer as intents; None leaves everything as it is.
 

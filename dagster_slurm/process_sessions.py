@@ -9,9 +9,11 @@ from pathlib import Path
 import attrs
 import dagster as dg
 
+from dagster_slurm.allocations.result import EndResult
 from dagster_slurm.allocations.settings import SessionSettings, session_id_for
 from dagster_slurm.errors import ConfigurationError, DagsterSlurmError, SessionNotFound
 from dagster_slurm.life import run_is_over
+from dagster_slurm.remote.housekeeping import FoundSession
 from dagster_slurm.remote.shell import LocalShell, RemoteShell
 from dagster_slurm.resource_options import (
     SlurmHeadOptions,
@@ -22,6 +24,7 @@ from dagster_slurm.resource_options import (
     shapes_of,
 )
 from dagster_slurm.session.creation import SessionSpec, attach, create_or_attach
+from dagster_slurm.session.housekeeping import find_sessions, remove_session, seal_session
 from dagster_slurm.session.session import AllocationSession
 
 
@@ -116,9 +119,13 @@ class Place:
 
     def spec(self, run_id: str) -> SessionSpec:
         """What a run's session is made from."""
+        return self.spec_of(session_id_for(run_id, self.session_name))
+
+    def spec_of(self, session_id: str) -> SessionSpec:
+        """What the session of that name is made from."""
         shapes = shapes_of(self.queue, self.head, self.worker)
         settings = SessionSettings(
-            session_id=session_id_for(run_id, self.session_name),
+            session_id=session_id,
             session_dir="",
             python=self.ray_python,
             setup=self.allocation_setup,
@@ -174,8 +181,17 @@ class ProcessSessions:
             self._begun[run_id] = session
             return session
 
-    def attach(self, run_id: str) -> AllocationSession:
+    def is_new(self, run_id: str) -> bool:
+        """Whether this process has not asked for the run's session yet."""
+        with self._lock:
+            return run_id not in self._begun
+
+    def attach(self, run_id: str, *, share: bool = False) -> AllocationSession:
         """The session of a run that has one.
+
+        Args:
+            run_id: The run.
+            share: The run is this process's own: leaving ends its session when no step is left.
 
         Raises:
             SessionNotFound: it has none.
@@ -183,7 +199,27 @@ class ProcessSessions:
         """
         with self._lock:
             known = self._begun.get(run_id)
-        return attach(self._shell, self._place.spec(run_id)) if known is None else known
+        session = attach(self._shell, self._place.spec(run_id)) if known is None else known
+        if share:
+            with self._lock:
+                self._begun[run_id] = session
+        return session
+
+    def find(self) -> tuple[FoundSession, ...]:
+        """Every session below the resource's base."""
+        return find_sessions(self._shell, self._place.remote_base)
+
+    def end(self, session_id: str, timeout_seconds: float) -> EndResult:
+        """End a session by its name, and seal it once nothing of it is left."""
+        session = attach(self._shell, self._place.spec_of(session_id), check=False)
+        result = session.end(timeout_seconds=timeout_seconds)
+        if result.complete:
+            seal_session(self._shell, session.session_dir)
+        return result
+
+    def remove(self, session_id: str) -> None:
+        """Remove the directory of a sealed session."""
+        remove_session(self._shell, self._place.remote_base, session_id)
 
     def note_interrupt(self) -> None:
         """The run is being stopped, whatever its event log still says."""
@@ -229,9 +265,16 @@ class ProcessSessions:
         else:
             if result.complete:
                 log.info(f"The Slurm session {session.session_id} has ended; no job of it is left.")
+                self._seal(session, log)
             else:
                 open_ones = f"; {result.unresolved} submissions are open" if result.unresolved else ""
                 log.error(_survivors(session, f"the scheduler still shows its jobs{open_ones}", result.live))
+
+    def _seal(self, session: AllocationSession, log: logging.Logger) -> None:
+        try:
+            seal_session(self._shell, session.session_dir)
+        except DagsterSlurmError as error:
+            log.warning(f"The directory of the ended session could not be sealed; a cleanup sensor will: {error}")
 
 
 def _survivors(session: AllocationSession | None, why: str, jobs: tuple[str, ...]) -> str:

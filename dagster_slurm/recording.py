@@ -14,6 +14,8 @@ from dagster_slurm.allocations.result import ReconcileResult
 from dagster_slurm.allocations.snapshot import AllocationSnapshot, SessionSnapshot
 from dagster_slurm.policy import PolicyProblem
 from dagster_slurm.slurm.states import StateClass, state_class
+from dagster_slurm.timeline import Timeline, large_picture, small_picture
+from dagster_slurm.usage import Usage
 
 #: A tick that says the same as the last recorded one is recorded at most this often.
 REPEAT_SECONDS = 600.0
@@ -196,6 +198,9 @@ class Recorder:
         self._clock = clock
         self._last: tuple[object, ...] | None = None
         self._last_at = 0.0
+        self._began = clock()
+        self.timeline = Timeline()
+        self.usage = Usage()
         self.ticks = 0
         self.recorded = 0
         self.submitted: dict[str, None] = {}
@@ -213,9 +218,24 @@ class Recorder:
             return
         self._last, self._last_at = what, now
         self.recorded += 1
-        self._events.record(tick.decision, tick_metadata(tick))
+        metadata = tick_metadata(tick)
+        if tick.snapshot is not None and tick.snapshot.certain:
+            # Last, because a run's event list cuts an event after some lines.
+            metadata["slurm/timeline"] = dg.MetadataValue.md(small_picture(self.timeline))
+        self._events.record(tick.decision, metadata)
+
+    def summary(self) -> dict[str, dg.MetadataValue[Any]]:
+        """What the whole of the ticks amounts to, up to now: hours and pictures."""
+        self.usage.add(self._clock() - self._began, None)
+        hours = {f"slurm/{name}": dg.MetadataValue.float(value) for name, value in self.usage.totals().items()}
+        pictures = {"slurm/timeline": small_picture(self.timeline), "slurm/timeline_full": large_picture(self.timeline)}
+        return {**hours, **{name: dg.MetadataValue.md(picture) for name, picture in pictures.items()}}
 
     def _add_up(self, tick: Tick) -> None:
+        seconds = self._clock() - self._began
+        wanted = None if tick.intents is None else sum(intent.count for intent in tick.intents)
+        self.timeline.add(seconds, tick.snapshot, wanted)
+        self.usage.add(seconds, tick.snapshot)
         if tick.result is not None:
             self.submitted.update(dict.fromkeys((*tick.result.submitted, *tick.result.recovered)))
             self.released.update(dict.fromkeys((*tick.result.released, *tick.result.expired)))

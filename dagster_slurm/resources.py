@@ -10,14 +10,18 @@ from typing import Any
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
+from dagster_slurm.allocations.result import EndResult
+from dagster_slurm.allocations.settings import session_id_for
 from dagster_slurm.policy import Policy
 from dagster_slurm.process_sessions import Place, ProcessSessions
+from dagster_slurm.remote.housekeeping import FoundSession
 from dagster_slurm.resource_options import (
     SlurmHeadOptions,
     SlurmLimits,
     SlurmQueueOptions,
     SlurmWorkerOptions,
 )
+from dagster_slurm.run_facts import session_tag
 from dagster_slurm.run_result import SlurmRunResult
 from dagster_slurm.session.session import AllocationSession
 from dagster_slurm.step import StepContext, op_context
@@ -106,7 +110,7 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
             SessionRecordsLost: its jobs live but its records are gone.
             RemoteError: the login node could not be asked, or the scheduler did not answer.
         """
-        return self._process_sessions().get(op_context(context).run.run_id)
+        return self._sessions_of(op_context(context)).get(op_context(context).run.run_id)
 
     def attach_session(self, run: dg.DagsterRun | str) -> AllocationSession:
         """The session of a run, if there is one; submits nothing. For checks, sensors and scripts.
@@ -122,6 +126,46 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
             RemoteError: the login node could not be asked.
         """
         return self._process_sessions().attach(run if isinstance(run, str) else run.run_id)
+
+    def attach_run_allocation_session(self, context: StepContext) -> AllocationSession:
+        """The session of the context's own run, if there is one; submits nothing.
+
+        As after ``get_run_allocation_session`` it ends by itself when no step of the run is left.
+
+        Raises:
+            ConfigurationError: a setting.
+            SessionNotFound: the run has no session.
+            RemoteError: the login node could not be asked.
+        """
+        return self._process_sessions().attach(op_context(context).run.run_id, share=True)
+
+    def find_sessions(self) -> tuple[FoundSession, ...]:
+        """Every session that has a directory below ``remote_base``; one remote command, and the scheduler is not asked.
+
+        Raises:
+            RemoteError: the login node could not be asked.
+        """
+        return self._process_sessions().find()
+
+    def end_session(self, session_id: str, *, timeout_seconds: float = 30) -> EndResult:
+        """End a session by its name, whatever its run does, and remove its secret once nothing of it is left.
+
+        Returns:
+            Whether nothing is left. When not, call it again.
+
+        Raises:
+            RemoteError: the login node could not be asked.
+            SessionError: its directory or records cannot be used.
+        """
+        return self._process_sessions().end(session_id, timeout_seconds)
+
+    def remove_session(self, session_id: str) -> None:
+        """Remove the directory of a session that ``end_session`` has ended completely; any other one stays.
+
+        Raises:
+            RemoteError, SessionDirectoryUnsafe: it may be there in part; call it again.
+        """
+        self._process_sessions().remove(session_id)
 
     # -- payloads ----------------------------------------------------------------------------------
 
@@ -178,7 +222,7 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
             extras=dict(extras or {}),
         )
         drive.check()
-        return run_payload(context, self._process_sessions(), drive)
+        return run_payload(context, self._sessions_of(op_context(context)), drive)
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -188,6 +232,14 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
             sessions, self._sessions = self._sessions, None
         if sessions is not None:
             sessions.leave(context.instance, context.log)
+
+    def _sessions_of(self, context: dg.OpExecutionContext) -> ProcessSessions:
+        """The sessions, once the run is tagged: a tag is how sensors find it."""
+        sessions, run = self._process_sessions(), context.run
+        if sessions.is_new(run.run_id):
+            session_id = session_id_for(run.run_id, self.session_name)
+            context.instance.add_run_tags(run.run_id, {session_tag(self.session_name): session_id})
+        return sessions
 
     def _process_sessions(self) -> ProcessSessions:
         with self._lock:

@@ -158,7 +158,10 @@ class PayloadRun:
 
     def _look(self) -> PayloadPoll:
         return self._session.poll_payload(
-            self.payload_id, messages_offset=self._messages.offset, log_offset=self._output.offset
+            self.payload_id,
+            messages_offset=self._messages.offset,
+            log_offset=self._output.offset,
+            mark=self._ticker.mark,
         )
 
     def _forward(self, poll: PayloadPoll) -> bool:

@@ -56,7 +56,7 @@ class SlurmRunResult(dg.PipesClientCompletedInvocation):
             summary["slurm/restarts_with_head"] = restarts
         if recorder.most_granted_gpus is not None:
             summary["slurm/most_granted_gpus"] = recorder.most_granted_gpus
-        super().__init__(pipes_session, metadata=summary)
+        super().__init__(pipes_session, metadata={**summary, **recorder.summary()})
 
     def materialize_result(self) -> dg.MaterializeResult[Any]:
         """The asset's result: what the payload reported through Pipes, and the summary of its workers.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -91,11 +90,13 @@ class Sessions(Protocol):
     def note_interrupt(self) -> None: ...
 
 
-def run_payload(step_context: StepContext, sessions: Sessions, drive: Drive) -> SlurmRunResult:
-    """See ``SlurmComputeResource.run``."""
+def run_payload(
+    step_context: StepContext, sessions: Sessions, drive: Drive, pace: Pace | None = None
+) -> SlurmRunResult:
+    """See ``SlurmComputeResource.run``; tests bring a pace of their own."""
     context = op_context(step_context)
     try:
-        return _run(context, sessions.get(context.run.run_id), drive)
+        return _run(context, sessions.get(context.run.run_id), drive, pace or Pace())
     except Exception:
         raise
     except BaseException:
@@ -104,9 +105,9 @@ def run_payload(step_context: StepContext, sessions: Sessions, drive: Drive) -> 
         raise
 
 
-def _run(context: dg.OpExecutionContext, session: DrivenSession, drive: Drive) -> SlurmRunResult:
+def _run(context: dg.OpExecutionContext, session: DrivenSession, drive: Drive, pace: Pace) -> SlurmRunResult:
     step = step_of(context)
-    recorder = Recorder(StepEvents(context, step))
+    recorder = Recorder(StepEvents(context, step), pace.clock)
     driver = Driver(
         key=step.intent_key,
         run_id=context.run.run_id,
@@ -117,9 +118,9 @@ def _run(context: dg.OpExecutionContext, session: DrivenSession, drive: Drive) -
         interval_seconds=drive.interval_seconds,
         policy_limit_seconds=drive.policy_timeout_seconds,
     )
-    began = time.monotonic()
-    end_earlier_attempts(session, step.name, context.log, Pace())
-    payload_id = Patience(context.log, Pace()).ask(lambda: new_payload_id(session, step.name))
+    began = pace.clock()
+    end_earlier_attempts(session, step.name, context.log, pace)
+    payload_id = Patience(context.log, pace).ask(lambda: new_payload_id(session, step.name))
     messages = FedMessageReader(messages_path(session, payload_id))
     with dg.open_pipes_session(
         context=context,
@@ -132,11 +133,12 @@ def _run(context: dg.OpExecutionContext, session: DrivenSession, drive: Drive) -
             payload_id,
             messages=messages,
             output=OutputLines(print_line),
-            ticker=Ticker(session, driver, recorder),
+            ticker=Ticker(session, driver, recorder, pace.clock),
             log=context.log,
             wanted=_wanted_by(context),
             restarts_with_head=drive.restarts_with_head,
             keeper=HeadKeeper(session, context.log, drive.successor_before_seconds),
+            pace=pace,
         )
         last = run.run(
             drive.payload,
@@ -149,7 +151,7 @@ def _run(context: dg.OpExecutionContext, session: DrivenSession, drive: Drive) -
         payload_id=run.payload_id,
         restarts=run.restarts,
         payload_exit_code=last.exit_code,
-        duration_seconds=time.monotonic() - began,
+        duration_seconds=pace.clock() - began,
         session_dir=session.session_dir,
     )
 

@@ -10,14 +10,15 @@ from typing import Any, Protocol
 
 import attrs
 
+from dagster_slurm.acting import follow_up, listed, reconcile_intents
 from dagster_slurm.allocations.config import SlurmWorkerAllocationConfig
 from dagster_slurm.allocations.estimate import StartEstimate
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.allocations.result import ReconcileResult
 from dagster_slurm.allocations.snapshot import SessionSnapshot
 from dagster_slurm.allocations.succession import HeadResult
-from dagster_slurm.errors import ConfigurationError, DagsterSlurmError, RemoteError
-from dagster_slurm.policy import Policy, PolicyCall, PolicyContext, PolicyProblem, growth
+from dagster_slurm.errors import RemoteError
+from dagster_slurm.policy import Policy, PolicyCall, PolicyContext, PolicyProblem
 from dagster_slurm.recording import Recorder, Tick
 from dagster_slurm.remote.payload_scripts import PayloadPoll
 
@@ -55,7 +56,9 @@ class DrivenSession(Protocol):
         self, payload: Path, *, argv: Sequence[str] = (), env: Mapping[str, str] | None = None, payload_id: str
     ) -> str: ...
 
-    def poll_payload(self, payload_id: str, *, messages_offset: int, log_offset: int) -> PayloadPoll: ...
+    def poll_payload(
+        self, payload_id: str, *, messages_offset: int, log_offset: int, mark: Mapping[str, object] | None
+    ) -> PayloadPoll: ...
 
     def replace_payloads(self, step: str, attempt: str) -> tuple[str, ...]: ...
 
@@ -109,6 +112,11 @@ class Ticker:
         self._warned: set[str] = set()
         self.snapshot: SessionSnapshot | None = None
 
+    @property
+    def mark(self) -> dict[str, object]:
+        """What tells a sensor that this step asks its policy itself."""
+        return {"key": self._driver.key, "interval_seconds": self._driver.interval_seconds}
+
     def hurry(self) -> None:
         """Make the next tick now."""
         self._due = self._clock()
@@ -141,7 +149,7 @@ class Ticker:
         # Looked at before they go: work that ends soon after a submission leaves no other record of its workers.
         snapshot = self._session.inspect()
         result = self._session.reconcile_workers(intents)
-        released = _listed(result.released) or "nothing was left to release"
+        released = listed(result.released) or "nothing was left to release"
         sentence = f"The work has ended; workers released: {released}."
         self._recorder.add(Tick(decision=sentence, snapshot=snapshot, intents=intents, result=result))
 
@@ -204,20 +212,10 @@ class Ticker:
             self._reconcile(call, answer)
 
     def _reconcile(self, call: PolicyCall, intents: tuple[WorkerIntent, ...]) -> None:
-        tick = Tick(decision="", snapshot=call.snapshot, intents=intents, work=call.work)
-        try:
-            result = self._session.reconcile_workers(
-                intents, observed=call.snapshot, max_submissions=growth(intents, call.snapshot)
-            )
-        except ConfigurationError as error:
-            problem = PolicyProblem(sentence=f"What the policy asks for cannot be submitted: {error}")
-            self._warn(problem)
-            self._recorder.add(attrs.evolve(tick, decision=problem.sentence, problem=problem))
-        except DagsterSlurmError as error:
-            sentence = f"{_wanted(intents)} It could not be reconciled: {error}"
-            self._recorder.add(attrs.evolve(tick, decision=sentence))
-        else:
-            self._recorder.add(attrs.evolve(tick, decision=f"{_wanted(intents)} {_done(result)}", result=result))
+        tick = reconcile_intents(self._session, call.snapshot, intents, call.work)
+        if tick.problem is not None:
+            self._warn(tick.problem)
+        self._recorder.add(tick)
 
     def _upkeep(
         self,
@@ -226,47 +224,12 @@ class Ticker:
         sentence: str,
         problem: PolicyProblem | None = None,
     ) -> None:
-        """Without an intent only what earlier calls began goes on: deadlines, and submissions without a known id."""
-        tick = Tick(decision=sentence, snapshot=snapshot, problem=problem, work=work)
-        if snapshot.unresolved or any(a.drain_deadline is not None and a.committed for a in snapshot.allocations):
-            try:
-                result = self._session.reconcile_workers((), observed=snapshot, max_submissions=0)
-            except DagsterSlurmError as error:
-                tick = attrs.evolve(tick, decision=f"{sentence} Earlier releases could not be followed up: {error}")
-            else:
-                tick = attrs.evolve(tick, result=result)
-        self._recorder.add(tick)
+        self._recorder.add(
+            follow_up(self._session, Tick(decision=sentence, snapshot=snapshot, problem=problem, work=work))
+        )
 
     def _warn(self, problem: PolicyProblem) -> None:
         # The event has it every time; the log once.
         if problem.sentence not in self._warned:
             self._warned.add(problem.sentence)
             self._driver.log.warning(f"{problem.sentence.rstrip('.')}. The work goes on.\n{problem.detail}".rstrip())
-
-
-def _wanted(intents: Sequence[WorkerIntent]) -> str:
-    wishes = ", ".join(
-        f"{intent.count} worker allocation{'' if intent.count == 1 else 's'} of {intent.key!r}" for intent in intents
-    )
-    return f"The policy wants {wishes}."
-
-
-def _done(result: ReconcileResult) -> str:
-    parts = [
-        f"{word} job{'' if len(jobs) == 1 else 's'} {_listed(jobs)}"
-        for word, jobs in (
-            ("submitted", result.submitted),
-            ("found again", result.recovered),
-            ("released", result.released),
-            ("expired", result.expired),
-        )
-        if jobs
-    ]
-    text = "; ".join(parts)
-    done = f"{text[0].upper()}{text[1:]}." if parts else "Nothing to do."
-    return f"{done} Held back: {result.held_back}" if result.held_back else done
-
-
-def _listed(jobs: Sequence[str]) -> str:
-    shown = ", ".join(jobs[:10])
-    return f"{shown} and {len(jobs) - 10} more" if len(jobs) > 10 else shown

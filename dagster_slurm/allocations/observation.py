@@ -83,6 +83,7 @@ class Observation:
         nodes: Node agents' reports by (job id, node name).
         cluster: Head agents' reports by head job id.
         work: What payloads reported, by payload id.
+        drivers: Marks of the steps that follow payloads, by payload id; rewritten with each look at a payload.
     """
 
     login_clock: int
@@ -96,6 +97,7 @@ class Observation:
     nodes: Mapping[tuple[str, str], Report] = attrs.field(factory=dict)
     cluster: Mapping[str, Report] = attrs.field(factory=dict)
     work: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+    drivers: Mapping[str, Report] = attrs.field(factory=dict)
 
     def listed(self, slurm_job_id: str) -> ListedJob | None:
         """The scheduler's row of that job, or None."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+
 from dagster_slurm.allocations.conditions import Condition
 from dagster_slurm.allocations.ledger import AllocationRecord
 from dagster_slurm.allocations.observation import Observation, Report
@@ -59,6 +61,49 @@ def newest_work(observation: Observation) -> Mapping[str, Any] | None:
     """What the newest payload reported with ``report_work``."""
     # Payload ids begin with a counter of the login clock, so the greatest is the newest.
     return observation.work[max(observation.work)] if observation.work else None
+
+
+@attrs.frozen(kw_only=True)
+class DriverMark:
+    """The step that follows a payload, as it last marked the session's directory.
+
+    Attributes:
+        key: Default key of the step's intents.
+        payload_id: The payload.
+        interval_seconds: From one call of the step's policy to the next.
+        age_seconds: Since the step last looked, by the shared filesystem's clock.
+        work: What that payload last said with ``report_work``; None when it said nothing.
+    """
+
+    key: str
+    payload_id: str
+    interval_seconds: float
+    age_seconds: int
+    work: Mapping[str, Any] | None = None
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the step drives: it asks its policy itself, and nobody else should."""
+        return self.age_seconds <= 2 * self.interval_seconds
+
+
+def driver_marks(observation: Observation) -> tuple[DriverMark, ...]:
+    """The marks that can be read, the newest payload first."""
+    found = []
+    for payload_id in sorted(observation.drivers, reverse=True):
+        report = observation.drivers[payload_id]
+        key, interval = report.content.get("key"), report.content.get("interval_seconds")
+        if isinstance(key, str) and isinstance(interval, int | float):
+            found.append(
+                DriverMark(
+                    key=key,
+                    payload_id=payload_id,
+                    interval_seconds=float(interval),
+                    age_seconds=report.age_seconds,
+                    work=observation.work.get(payload_id),
+                )
+            )
+    return tuple(found)
 
 
 def _ray_entries(record: AllocationRecord, cluster: Report | None) -> list[Mapping[str, Any]] | None:

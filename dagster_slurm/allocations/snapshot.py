@@ -14,8 +14,10 @@ from dagster_slurm.allocations.election import head_need
 from dagster_slurm.allocations.ledger import HEAD, WORKER, AllocationRecord, Ledger
 from dagster_slurm.allocations.observation import Observation, Report
 from dagster_slurm.allocations.reports import (
+    DriverMark,
     demand_of,
     draining_of,
+    driver_marks,
     idle_seconds_of,
     message_of,
     newest_work,
@@ -101,6 +103,7 @@ class SessionSnapshot:
         head_needs: What ``ensure_head`` has to see to: "ended", "silent" (it runs, and neither its agent nor Ray has
             said anything for minutes), "ending" (its walltime is nearly over) or "claimed" (an election is under way).
             None when there is nothing, or nobody knows.
+        drivers: The payloads that steps follow, or followed, the newest first.
     """
 
     session_id: str
@@ -116,6 +119,11 @@ class SessionSnapshot:
     closing: bool = False
     work: Mapping[str, Any] | None = None
     head_needs: str | None = None
+    drivers: tuple[DriverMark, ...] = ()
+
+    def driver(self, key: str) -> DriverMark | None:
+        """The newest payload of a step, by the default key of its intents; None without one."""
+        return next((mark for mark in self.drivers if mark.key == key), None)
 
     def workers(self, key: str | None = None) -> tuple[AllocationSnapshot, ...]:
         """Worker allocations: all of them, or those of one intent.
@@ -134,6 +142,7 @@ class SessionSnapshot:
         document["head"] = _allocation_to_json(self.head)
         document["successor"] = None if self.successor is None else _allocation_to_json(self.successor)
         document["unrecorded"], document["not_observed"] = list(self.unrecorded), list(self.not_observed)
+        document["drivers"] = [attrs.asdict(mark, recurse=False) for mark in self.drivers]
         document["ray_demand"] = None if self.ray_demand is None else [dict(item) for item in self.ray_demand]
         return document
 
@@ -152,6 +161,7 @@ class SessionSnapshot:
             "unrecorded": tuple(document["unrecorded"]),
             "not_observed": tuple(document["not_observed"]),
             "ray_demand": None if demand is None else tuple(demand),
+            "drivers": tuple(DriverMark(**item) for item in document.get("drivers", ())),
         }
         return cls(**{**document, **read})
 
@@ -202,6 +212,7 @@ def build_snapshot(ledger: Ledger, observation: Observation) -> SessionSnapshot:
         closing=observation.closing,
         work=newest_work(observation),
         head_needs=_head_needs(books, observation),
+        drivers=driver_marks(observation),
     )
 
 

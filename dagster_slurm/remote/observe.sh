@@ -49,10 +49,12 @@ list_facts() {
     facts_end
     # The lease tells the agents that somebody still cares; its new time is also the filesystem's clock.
     if [ -e "$session/lease" ]; then touch "$session/lease"; fi
-    stat -c '%Y %n' "$session/lease" "$session"/nodes/*.json "$session"/cluster/*.json 2>/dev/null
+    stat -c '%Y %n' "$session/lease" "$session"/nodes/*.json "$session"/cluster/*.json \
+        "$session"/payloads/*/driver.json 2>/dev/null
     facts_end
     show_files "$session"/nodes/*.json
     show_files "$session"/cluster/*.json
+    show_files "$session"/payloads/*/driver.json
     facts_end
     show_files "$session"/payloads/*/work.json
 }

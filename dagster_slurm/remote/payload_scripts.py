@@ -7,7 +7,7 @@ import binascii
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 
@@ -18,6 +18,9 @@ from dagster_slurm.remote.transfer import unpack_commands
 
 #: Most bytes of a log or message file that one look brings.
 CHUNK_BYTES = 256 * 1024
+
+#: Who follows a payload, as a JSON object; the same at every look.
+Mark: TypeAlias = Mapping[str, object]
 
 
 @attrs.frozen(kw_only=True)
@@ -111,14 +114,22 @@ def read_start(reply: Reply, session_dir: str, address: str) -> str:
     return section.text
 
 
-def poll_script(session_dir: str, payload_id: str, messages_offset: int, log_offset: int) -> str:
-    """Look at a payload. Its status is read before its output: an end that is seen has all output behind it."""
+def poll_script(
+    session_dir: str, payload_id: str, messages_offset: int, log_offset: int, mark: Mark | None = None
+) -> str:
+    """Look at a payload. Its status is read before its output: an end that is seen has all output behind it.
+
+    With a mark its file is touched, so its age tells when the payload's step last looked.
+    """
+    driver = '"$directory/driver.json"'
+    marking = "" if mark is None else f"[ -s {driver} ] && touch {driver} || printf %s {_json(mark)} >{driver}"
     return f"""session={quote(session_dir)}
 directory=$session/payloads/{quote(payload_id)}
 show() {{ [ -e "$1" ] || return 0; cat "$1"; }}
 chunk() {{ [ -e "$1" ] || return 0; tail -c "+$2" "$1" | head -c {CHUNK_BYTES} | base64; }}
 if [ ! -d "$directory" ]; then emit payload 3 'no such payload'; else
     emit payload 0 ''
+    {marking or ":"}
     section status show "$directory/status.json"
     section messages chunk "$directory/messages" {messages_offset + 1}
     section log chunk "$directory/log" {log_offset + 1}
@@ -158,6 +169,10 @@ def read_poll(reply: Reply, session_dir: str, address: str) -> PayloadPoll:
         work=_object(reply, "work"),
         closing=closing is not None and closing.text == "yes",
     )
+
+
+def _json(mark: Mark) -> str:
+    return quote(json.dumps(dict(mark)))
 
 
 def _state(reply: Reply, status: Mapping[str, Any] | None) -> str | None:

@@ -68,6 +68,7 @@ def read_observation(reply: Reply, settings: SessionSettings, address: str) -> O
         drains=frozenset(facts.drains.split()),
         nodes={key[1:]: report for key, report in reports.items() if key[0] == "nodes"},  # type: ignore[misc]
         cluster={key[1]: report for key, report in reports.items() if key[0] == "cluster"},
+        drivers={key[1].removesuffix("/driver"): report for key, report in reports.items() if key[0] == "payloads"},
         work=_work(facts, settings.session_dir),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dagster_slurm.remote.payload_scripts import (
+    Mark,
     PayloadPoll,
     cancel_script,
     poll_script,
@@ -52,9 +53,11 @@ class PayloadCalls(SessionBase):
         script = start_script(self.session_dir, payload_id, pack(payload), words, env or {})
         return read_start(self._shell.run(script, timeout_seconds=120), self.session_dir, self.address)
 
-    def poll_payload(self, payload_id: str, *, messages_offset: int = 0, log_offset: int = 0) -> PayloadPoll:
-        """Look at a payload: its state, and its messages and output from the given byte offsets on."""
-        script = poll_script(self.session_dir, payload_id, messages_offset, log_offset)
+    def poll_payload(
+        self, payload_id: str, *, messages_offset: int = 0, log_offset: int = 0, mark: Mark | None = None
+    ) -> PayloadPoll:
+        """Look at a payload: its state, messages and output from the byte offsets on; ``mark`` says who follows it."""
+        script = poll_script(self.session_dir, payload_id, messages_offset, log_offset, mark)
         return read_poll(self._shell.run(script), self.session_dir, self.address)
 
     def replace_payloads(self, step: str, attempt: str) -> tuple[str, ...]:

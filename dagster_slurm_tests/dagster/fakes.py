@@ -16,6 +16,7 @@ import attrs
 from dagster_slurm.allocations.config import SlurmWorkerAllocationConfig
 from dagster_slurm.allocations.estimate import StartEstimate
 from dagster_slurm.allocations.intent import WorkerIntent
+from dagster_slurm.allocations.reports import DriverMark
 from dagster_slurm.allocations.result import EndResult, ReconcileResult
 from dagster_slurm.allocations.snapshot import AllocationSnapshot, SessionSnapshot
 from dagster_slurm.allocations.succession import HeadResult
@@ -76,6 +77,7 @@ class FakeSession:
         self.chunk = 1 << 18
         self.fail: dict[str, list[BaseException]] = {}
         self.calls: list[Call] = []
+        self.drivers: tuple[DriverMark, ...] = ()
         self.known_jobs: tuple[str, ...] = ("1",)
         self.end_result = EndResult(complete=True)
         self.heads: list[AllocationSnapshot] = []
@@ -103,6 +105,8 @@ class FakeSession:
             unresolved=self.unresolved,
             closing=self.closing,
             head_needs="ended" if self.head.committed is False else None,
+            work=self.work,
+            drivers=self.drivers,
         )
 
     def ensure_head(self) -> HeadResult:
@@ -176,8 +180,15 @@ class FakeSession:
             self.log = self.messages = b""
         return payload_id
 
-    def poll_payload(self, payload_id: str, *, messages_offset: int, log_offset: int) -> PayloadPoll:
-        self._enter("poll_payload", messages_offset=messages_offset, log_offset=log_offset)
+    def poll_payload(
+        self,
+        payload_id: str,
+        *,
+        messages_offset: int,
+        log_offset: int,
+        mark: Mapping[str, object] | None = None,
+    ) -> PayloadPoll:
+        self._enter("poll_payload", messages_offset=messages_offset, log_offset=log_offset, mark=mark)
         if self._script:
             self._script.pop(0)(self)
         else:

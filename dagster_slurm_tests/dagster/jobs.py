@@ -6,8 +6,9 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_slurm import SlurmComputeResource, SlurmHeadOptions
+from dagster_slurm import PolicyContext, SlurmComputeResource, SlurmHeadOptions, WorkerIntent, worker_policy
 from dagster_slurm_tests.dagster.box_resource import SMALL
+from dagster_slurm_tests.sessions import HELD
 
 PAYLOADS = Path(__file__).parent / "payloads"
 
@@ -105,3 +106,24 @@ def failing_payload() -> None:
 @dg.job(resource_defs=_running)
 def sleeping_payload() -> None:
     run_sleep()
+
+
+def held_workers(context: PolicyContext) -> WorkerIntent:
+    """One worker that stays pending, and two where the test itself asks."""
+    return WorkerIntent(key=context.key, count=int(os.environ.get("TEST_HELD_WORKERS", "2")), config=HELD)
+
+
+@dg.asset(metadata=worker_policy(held_workers))
+def waiting_asset(context: dg.AssetExecutionContext, compute: SlurmComputeResource) -> dg.MaterializeResult[Any]:
+    return compute.run(context=context, payload=PAYLOADS / "sleep.py", interval_seconds=5).materialize_result()
+
+
+definitions = dg.Definitions(
+    assets=[waiting_asset],
+    jobs=[dg.define_asset_job("waiting_asset_job", selection=[waiting_asset])],
+    resources={"compute": held},
+)
+
+
+def waiting_asset_job() -> dg.JobDefinition:
+    return definitions.resolve_job_def("waiting_asset_job")

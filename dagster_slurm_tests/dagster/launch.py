@@ -42,6 +42,11 @@ class Launched:
             )
 
     @property
+    def instance(self) -> dg.DagsterInstance:
+        """The instance, as its daemon would have it."""
+        return self._instance
+
+    @property
     def run(self) -> dg.DagsterRun | None:
         """The run as the instance has it now; None before it was created."""
         return next(iter(self._instance.get_runs()), None)
@@ -70,6 +75,11 @@ class Launched:
     def interrupt(self) -> None:
         """Ctrl-C: all processes in the foreground get it."""
         os.killpg(self._process.pid, signal.SIGINT)
+
+    def kill(self) -> None:
+        """All its processes are gone without a word; the run stays in progress, as Dagster has it."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
     def wait(self, seconds: float = 120) -> dg.DagsterRunStatus:
         """Wait for the end of the process and return the run's status."""

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dagster_slurm.allocations.observation import Observation, Report
-from dagster_slurm.allocations.snapshot import AllocationSnapshot
+from dagster_slurm.allocations.reports import DriverMark
+from dagster_slurm.allocations.snapshot import AllocationSnapshot, SessionSnapshot
 from dagster_slurm_tests.builders import (
     NOW,
     job,
@@ -161,3 +162,34 @@ def test_the_newest_payload_says_what_remains() -> None:
     work = {"100-b": {"remaining": 1}, "200-a": {"remaining": 2}}
     assert snapshot(look(ledger(), work=work)).work == {"remaining": 2}
     assert snapshot(look(ledger())).work is None
+
+
+# -- the steps that drive ----------------------------------------------------------------------------
+
+
+def mark(key: Any, age_seconds: int = 0, interval_seconds: Any = 30) -> Report:
+    return Report(content={"key": key, "interval_seconds": interval_seconds}, age_seconds=age_seconds)
+
+
+def test_a_step_drives_until_it_has_not_looked_for_two_intervals() -> None:
+    found = snapshot(
+        look(
+            ledger(),
+            drivers={"100-a": mark("one", 61), "200-b": mark("two", 60), "150-c": mark("two", 500)},
+            work={"200-b": {"remaining": 3}},
+        )
+    )
+    two = DriverMark(key="two", payload_id="200-b", interval_seconds=30.0, age_seconds=60, work={"remaining": 3})
+    assert found.driver("two") == two
+    assert two.fresh
+    one = found.driver("one")
+    assert one is not None
+    assert not one.fresh
+    assert one.work is None
+    assert found.driver("three") is None
+    assert SessionSnapshot.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize("damaged", [Report(content={}, age_seconds=0), mark(3), mark("one", interval_seconds="soon")])
+def test_a_mark_that_makes_no_sense_is_none(damaged: Report) -> None:
+    assert snapshot(look(ledger(), drivers={"100-a": damaged})).drivers == ()

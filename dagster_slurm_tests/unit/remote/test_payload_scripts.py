@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -130,3 +132,18 @@ def test_a_session_without_payloads_has_none_to_end(session: Path) -> None:
     assert read_running(LocalShell().run(replace_script(str(session), "aaaa", "new")), "here") == ()
     with pytest.raises(ReplyIncomplete, match="earlier payloads"):
         read_running(Reply(sections=(), complete=False, noise=""), "here")
+
+
+def test_a_look_with_a_mark_keeps_its_file_young(session: Path, source: Path) -> None:
+    start(session, source)
+    mark = {"key": "group/it's", "interval_seconds": 30}
+    script = poll_script(str(session), PAYLOAD, 0, 0, mark)
+    driver = session / "payloads" / PAYLOAD / "driver.json"
+    for _ in range(2):
+        assert read_poll(LocalShell().run(script), str(session), "here").state == "waiting"
+        assert json.loads(driver.read_text()) == mark
+        age = time.time() - driver.stat().st_mtime
+        assert age < 60
+        os.utime(driver, (1, 1))
+    poll(session)
+    assert driver.stat().st_mtime == 1, "who only looks does not drive"
