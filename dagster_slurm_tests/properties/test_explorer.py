@@ -60,13 +60,15 @@ def test_no_interleaving_breaks_the_protocol(setting: Setting) -> None:
     [
         Setting(counts=(1, 1)),
         Setting(counts=(2, 2), starts=False),
-        Setting(counts=(1, 1, 1), takeovers=1, deaths=0, lost_replies=0, mishaps=0, starts=False),
+        Setting(counts=(2, 2, 2), takeovers=1, deaths=0, lost_replies=0, mishaps=0, starts=False),
+        Setting(counts=(1, 1, 1), takeovers=0, deaths=0, lost_replies=0, mishaps=1, starts=False),
         Setting(counts=(2, 2, 2), takeovers=0, mishaps=0, starts=False),
     ],
     ids=[
         "two processes, one job, which starts at any moment",
         "two processes, two jobs, every mishap",
-        "three processes, one job, a takeover from the living",
+        "three processes, two jobs, a takeover from the living",
+        "three processes, one job, its answer lost or late",
         "three processes, two jobs, a crash and a lost reply",
     ],
 )
