@@ -18,7 +18,7 @@ from dagster_slurm.allocations.observation import Observation
 from dagster_slurm.allocations.plan import CommitRefused, CommitRequest, Committed, Effect, Site
 from dagster_slurm.allocations.request import WorkerRequest
 from dagster_slurm.allocations.workers import plan_workers
-from dagster_slurm.remote.scripts import accounting_script
+from dagster_slurm.remote.scripts import absence_script
 from dagster_slurm.remote.site import RemoteSite
 from dagster_slurm.session.commit_loop import Outcome, carry_out, fresh_tokens
 from dagster_slurm.slurm.replies import AccountingReply, ListedJob, parse_accounting
@@ -222,7 +222,7 @@ class RealWorld:
         until(lambda: self.state(job_id) is None, f"job {job_id} vanishes", 150)
 
     def account(self, job_id: str) -> AccountingReply:
-        script = accounting_script(self._place.settings(), (job_id,), self.site.observe().login_clock - 3600)
+        script = absence_script(self._place.settings(), (job_id,), self.site.observe().login_clock - 3600)
         section = self._shell.run(script).section("accounting")
         assert section is not None
         return parse_accounting(section.status, section.text)
