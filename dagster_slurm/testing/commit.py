@@ -25,6 +25,7 @@ from dagster_slurm.allocations.plan import (
     Submit,
 )
 from dagster_slurm.errors import LockTimeout
+from dagster_slurm.remote.scripts import FEW_SUBMISSIONS, MANY_AT_ONCE
 from dagster_slurm.slurm.replies import Ambiguous, Submitted
 from dagster_slurm.testing.files import SimulatedFiles
 from dagster_slurm.testing.scheduler import SimulatedScheduler
@@ -80,7 +81,16 @@ class SimulatedCommit:
 
     def acting(self) -> list[_Step]:
         """The effects."""
-        return [(name, effect) for effect in self.request.effects for name in _steps_of(effect)]
+        begun: list[Submit] = []
+        steps: list[_Step] = []
+        at_once = MANY_AT_ONCE if len(self._tokens()) > FEW_SUBMISSIONS else 1
+        for effect in self.request.effects:
+            if isinstance(effect, Submit):
+                if len(begun) == at_once:
+                    steps += _finishing(begun.pop(0))
+                begun.append(effect)
+            steps += [(name, effect) for name in _steps_of(effect)]
+        return [*steps, *(step for submit in begun for step in _finishing(submit))]
 
     def step(self) -> str | None:
         """Make the next step that others can see, and return its label; None when it is over.
@@ -203,13 +213,14 @@ class SimulatedCommit:
         """May it be submitted?"""
         blocked = self.files.closing and not self.request.even_if_closing
         if self._stop in ("all", effect.shape) or blocked or not self.may_act():
-            self.files.move_fate(effect.token, Fate.READY, Fate.REVOKED)
             self._submissions[effect.token] = SubmissionOutcome(NotTried("stopped"), None)
-            return self._skip(effect)
+            self._skip(effect)
+            self.agenda[:0] = [("bar", effect), ("withdraw", effect)]
+            return None
         return "before-sent"
 
     def do_send(self, effect: Submit) -> str | None:
-        """Whoever took over may have revoked it: then this fails and nothing is submitted."""
+        """Whoever took over may have barred it: then this marker cannot be made and nothing is submitted."""
         if not self.files.move_fate(effect.token, Fate.READY, Fate.SENT):
             self._submissions[effect.token] = SubmissionOutcome(NotTried("revoked"), None)
             return self._skip(effect)
@@ -244,23 +255,28 @@ class SimulatedCommit:
         """May it be done?"""
         return "acting" if self.may_act() else self._skip(effect)
 
+    def do_bar(self, effect: Submit | Revoke) -> str | None:
+        """What was never sent is barred from being sent; until it is revoked it looks sent."""
+        if self.files.move_fate(effect.token, Fate.READY, Fate.SENT):
+            return "revoke-barred"
+        if isinstance(effect, Revoke):
+            self._revoked[effect.token] = False
+        return self._skip(effect)
+
+    def do_withdraw(self, effect: Submit | Revoke) -> str | None:
+        """Take the claim away; fails when a job was faster."""
+        done = self.files.move_fate(effect.token, Fate.SENT, Fate.REVOKED)
+        if isinstance(effect, Revoke):
+            self._revoked[effect.token] = done
+        return "acted"
+
     def do_act(self, effect: Effect) -> str | None:
-        """Cancel, drain or revoke."""
+        """Cancel or drain."""
         if isinstance(effect, Cancel):
             self.scheduler.cancel(effect.slurm_job_ids, self._ledger().job_name, only_pending=effect.only_pending)
         elif isinstance(effect, Drain):
             self.files.drains[effect.token] = effect.deadline
-        elif isinstance(effect, Revoke):
-            barred = Fate.SENT if effect.fate is Fate.READY else effect.fate
-            self._revoked[effect.token] = self.files.move_fate(effect.token, barred, Fate.REVOKED)
         return "acted"
-
-    def do_bar(self, effect: Revoke) -> str | None:
-        """What was never sent is kept from being sent, before its claim is taken away."""
-        if not self.files.move_fate(effect.token, Fate.READY, Fate.SENT):
-            self._revoked[effect.token] = False
-            return self._skip(effect)
-        return "revoke-barred"
 
     def do_forget(self, effect: Forget) -> str | None:
         """Remove markers."""
@@ -281,13 +297,17 @@ class SimulatedCommit:
         return read_ledger(self.request.ledger, path="the new ledger")
 
 
+def _finishing(effect: Submit) -> list[_Step]:
+    return [("sbatch", effect), ("note_result", effect)]
+
+
 def _steps_of(effect: Effect) -> Iterable[str]:
     if isinstance(effect, Submit):
-        return ("begin_submission", "send", "sbatch", "note_result")
+        return ("begin_submission", "send")
+    if isinstance(effect, Revoke):
+        return ("begin", "bar", "withdraw") if effect.fate is Fate.READY else ("begin", "withdraw")
     if isinstance(effect, Forget):
         return ("forget",)
     if isinstance(effect, Close):
         return ("close", "cancel_named")
-    if isinstance(effect, Revoke) and effect.fate is Fate.READY:
-        return ("begin", "bar", "act")
     return () if isinstance(effect, Archive) else ("begin", "act")

@@ -126,6 +126,13 @@ class SimulatedScheduler:
         shown = [job for job in self.jobs.values() if job.name == name and job.user == OURSELVES and self._shown(job)]
         return Listing(answered=True, jobs=tuple(self._row(job) for job in shown), error=None)
 
+    def listing_by_id(self, job_ids: tuple[str, ...]) -> Listing:
+        """``squeue`` by id, whatever the jobs are called."""
+        if self.silent:
+            return Listing(answered=False, jobs=(), error=UNREACHABLE)
+        shown = [self.jobs[job_id] for job_id in job_ids if job_id in self.jobs and self._shown(self.jobs[job_id])]
+        return Listing(answered=True, jobs=tuple(self._row(job) for job in shown), error=None)
+
     def account(self, job_ids: tuple[str, ...]) -> AccountingReply:
         """``sacct`` by id."""
         if not self.accounting:

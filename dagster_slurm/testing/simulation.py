@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import attrs
 
-from dagster_slurm.allocations.conditions import unanswered_ids
+from dagster_slurm.allocations.conditions import unanswered_ids, with_absent
 from dagster_slurm.allocations.ledger import Ledger, read_ledger
 from dagster_slurm.allocations.observation import Fate, Observation, SubmissionTrace
 from dagster_slurm.allocations.plan import CommitRefused, CommitRequest, Committed
@@ -77,7 +77,10 @@ class SimulatedSite:
             drains=frozenset(self.files.drains),
         )
         gone = unanswered_ids(observation)
-        return attrs.evolve(observation, accounting=self.scheduler.account(gone)) if gone else observation
+        if not gone:
+            return observation
+        found = with_absent(observation, self.scheduler.listing_by_id(gone))
+        return attrs.evolve(found, accounting=self.scheduler.account(gone))
 
     def begin(self, request: CommitRequest) -> SimulatedCommit:
         """A commit that has not made its first step."""

@@ -182,6 +182,16 @@ def test_L_2_a_requeued_job_is_the_same_job(world: World) -> None:
     assert (outcome.submitted, outcome.plan.live) == ((), (job_id,))
 
 
+def test_a_job_that_somebody_renamed_is_found_by_its_id(world: World) -> None:
+    job_id = submit(world, held=True)
+    world.rename(job_id)
+    job = row(world, job_id)
+    assert job.name != world.job_name
+    assert job.state == "PENDING"
+    outcome = reconcile(world.site, 1)
+    assert (outcome.submitted, outcome.plan.live) == ((), (job_id,))
+
+
 def test_foreign_jobs_are_neither_listed_nor_cancelled(world: World) -> None:
     other_name, other_user = world.strangers()
     observation = world.site.observe()

@@ -18,7 +18,7 @@ from dagster_slurm.allocations.observation import Observation
 from dagster_slurm.allocations.plan import CommitRefused, CommitRequest, Committed, Effect, Site
 from dagster_slurm.allocations.request import WorkerRequest
 from dagster_slurm.allocations.workers import plan_workers
-from dagster_slurm.remote.scripts import accounting_script
+from dagster_slurm.remote.scripts import absence_script
 from dagster_slurm.remote.site import RemoteSite
 from dagster_slurm.session.commit_loop import Outcome, carry_out, fresh_tokens
 from dagster_slurm.slurm.replies import AccountingReply, ListedJob, parse_accounting
@@ -46,6 +46,9 @@ class World(Protocol):
 
     def requeue(self, job_id: str) -> None:
         """An administrator puts a running job back into the queue."""
+
+    def rename(self, job_id: str) -> None:
+        """Its user gives a pending job another name."""
 
     def strangers(self) -> tuple[str, str]:
         """A job of ours with another name, and another user's with the session's name."""
@@ -129,6 +132,9 @@ class SimulatedWorld:
     def requeue(self, job_id: str) -> None:
         self.scheduler.requeue(job_id)
 
+    def rename(self, job_id: str) -> None:
+        self.scheduler.jobs[job_id].name = "renamed"
+
     def strangers(self) -> tuple[str, str]:
         other_name = self.scheduler.submit(f"{self.job_name}-2", "", "", 600, held=True)
         other_user = self.scheduler.submit(self.job_name, "", "", 600, held=True, user="other")
@@ -164,7 +170,7 @@ class RealWorld:
         self._box = box
         self._place = place
         self._base = base
-        self._strangers: tuple[str, str] | None = None
+        self._others: list[str] = []
         place.create()
         self._shell = place.shell()
         self.site: Site = RemoteSite(self._shell, place.settings())
@@ -184,12 +190,16 @@ class RealWorld:
         self._box.run(["scontrol", "requeue", job_id])
         until(lambda: self.state(job_id) == "PENDING", f"job {job_id} is pending again")
 
+    def rename(self, job_id: str) -> None:
+        self._box.as_user(["scontrol", "update", f"JobId={job_id}", "JobName=renamed"])
+        self._others.append(job_id)
+
     def strangers(self) -> tuple[str, str]:
         options = ["--parsable", "--hold", "--output=/dev/null", "--mem=100M", "--wrap=true"]
         other_name = self._box.as_user(["sbatch", f"--job-name={self.job_name}-2", *options]).stdout.strip()
         other_user = self._box.run(["sbatch", f"--job-name={self.job_name}", *options]).stdout.strip()
-        self._strangers = (other_name, other_user)
-        return self._strangers
+        self._others += [other_name, other_user]
+        return other_name, other_user
 
     def state(self, job_id: str) -> str | None:
         said = self._box.run(["squeue", "-h", "-t", "all", f"--jobs={job_id}", "--format=%T"], check=False).stdout
@@ -222,15 +232,15 @@ class RealWorld:
         until(lambda: self.state(job_id) is None, f"job {job_id} vanishes", 150)
 
     def account(self, job_id: str) -> AccountingReply:
-        script = accounting_script(self._place.settings(), (job_id,), self.site.observe().login_clock - 3600)
+        script = absence_script(self._place.settings(), (job_id,), self.site.observe().login_clock - 3600)
         section = self._shell.run(script).section("accounting")
         assert section is not None
         return parse_accounting(section.status, section.text)
 
     def clear(self) -> None:
-        """Cancel the strangers."""
-        if self._strangers is not None:
-            self._box.run(["scancel", *self._strangers])
+        """Cancel what does not bear the session's name."""
+        if self._others:
+            self._box.run(["scancel", *self._others])
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:

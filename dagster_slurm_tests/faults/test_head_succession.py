@@ -15,6 +15,8 @@ from dagster_slurm_tests.cluster import SlurmBox
 from dagster_slurm_tests.cluster.bringup import give_to_job_user
 from dagster_slurm_tests.sessions import Kill, Observer, Place, until
 
+pytestmark = pytest.mark.fault("F21")
+
 pytestmark = pytest.mark.integration
 
 

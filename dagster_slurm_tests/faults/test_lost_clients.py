@@ -112,7 +112,7 @@ def test_connection_cut_after_the_request_was_sent(
         200,
         500,
         800,
-        *(pytest.param(offset, marks=pytest.mark.slow) for offset in range(0, 1200, 40) if offset % 200),
+        *(pytest.param(offset, marks=pytest.mark.slow) for offset in range(0, 1200, 10) if offset % 100),
     ],
 )
 def test_connection_cut_during_the_reply(

@@ -10,7 +10,7 @@ import pytest
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.allocations.result import ReconcileResult
 from dagster_slurm_tests.clients import Client
-from dagster_slurm_tests.sessions import HELD, Observer, Place
+from dagster_slurm_tests.sessions import HELD, Observer, Place, until
 
 pytestmark = pytest.mark.fault("F12")
 
@@ -26,25 +26,35 @@ def at_once(place: Place, requests: Sequence[WorkerIntent]) -> list[ReconcileRes
         return [client.result() for client in clients]
 
 
-def test_eight_processes_with_one_intent_of_eight_submit_it_once(place: Place, observer: Observer) -> None:
+MANY = [(8, 0), *(pytest.param(n, repeat, marks=pytest.mark.slow) for n in (2, 4, 8, 16) for repeat in (1, 2, 3))]
+
+
+@pytest.mark.parametrize(("processes", "repeat"), MANY)
+def test_J_9_processes_with_one_intent_of_eight_submit_it_once(
+    place: Place, observer: Observer, processes: int, repeat: int
+) -> None:
     place.create()
     observer.mark()
-    results = at_once(place, [WorkerIntent("w", 8, HELD)] * 8)
+    results = at_once(place, [WorkerIntent("w", 8, HELD)] * processes)
     accepted = observer.accepted()
     assert len(accepted) == 8
     assert sorted(observer.workers()) == sorted(accepted) == sorted(observer.recorded("w"))
     assert sorted(job for result in results for job in result.submitted) == sorted(accepted)
-    assert [job for result in results for job in result.recovered] == []
+    # Whoever comes between a commit and the note of its ids records them: each id once, by one of them.
+    recovered = [job for result in results for job in result.recovered]
+    assert len(recovered) == len(set(recovered))
+    assert set(recovered) <= set(accepted)
     observer.check()
     for result in results:
         assert sorted(result.live) == sorted(accepted), result
         assert not result.held_back
 
 
-def test_four_processes_with_two_intents_submit_each_once(place: Place, observer: Observer) -> None:
+@pytest.mark.parametrize("processes", [4, pytest.param(16, marks=pytest.mark.slow)])
+def test_processes_with_two_intents_submit_each_once(place: Place, observer: Observer, processes: int) -> None:
     place.create()
     observer.mark()
-    requests = [WorkerIntent("a", 3, HELD), WorkerIntent("b", 2, HELD)] * 2
+    requests = [WorkerIntent("a", 3, HELD), WorkerIntent("b", 2, HELD)] * (processes // 2)
     results = at_once(place, requests)
     accepted = observer.accepted()
     assert len(accepted) == 5
@@ -52,4 +62,20 @@ def test_four_processes_with_two_intents_submit_each_once(place: Place, observer
     assert len(observer.recorded("b")) == 2
     assert sorted(observer.workers()) == sorted(accepted)
     assert sorted(job for result in results for job in result.submitted) == sorted(accepted)
+    observer.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("repeat", range(5))
+def test_processes_with_different_counts_never_exceed_the_largest(
+    place: Place, observer: Observer, repeat: int
+) -> None:
+    place.create()
+    observer.mark()
+    counts = [1, 2, 3, 5]
+    at_once(place, [WorkerIntent("w", count, HELD) for count in counts])
+    assert len(observer.recorded("w")) in range(min(counts), max(counts) + 1)
+    place.open().reconcile_workers(WorkerIntent("w", 3, HELD))
+    assert len(observer.recorded("w")) == 3
+    until(lambda: len(observer.workers()) == 3, "the surplus cancelled")
     observer.check()

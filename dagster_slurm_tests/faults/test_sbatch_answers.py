@@ -22,6 +22,35 @@ TWO = WorkerIntent("w", 2, HELD)
 TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 
 
+# What sbatch says when a message to or from the controller was lost.
+FAILURES = [
+    TIMED_OUT,
+    "sbatch: error: Unable to contact slurm controller (connect failure)",
+    *(
+        pytest.param(f"sbatch: error: Batch job submission failed: {text}", marks=pytest.mark.slow)
+        for text in (
+            "Zero Bytes were transmitted or received",
+            "Unexpected message received",
+            "Slurm backup controller in standby mode",
+            "Connection refused",
+            "Connection reset by peer",
+            "Connection timed out",
+            "Communication connection failure",
+            "Communication shutdown failure",
+            "Message receive failure",
+            "Message send failure",
+            "Protocol authentication error",
+            "Insane message length",
+            "Header lengths are longer than data received",
+            "No route to host",
+            "Network is unreachable",
+            "Broken pipe",
+            "Resource temporarily unavailable",
+        )
+    ),
+]
+
+
 def shim(box: SlurmBox, base: Path, text: str) -> str:
     """A directory with an ``sbatch`` of our own; ``$real`` is the real one."""
     directory = base / "bin"
@@ -40,7 +69,7 @@ def started(place: Place) -> list[str]:
     return [path.parent.name for path in place.directory.glob("submissions/*/started.*")]
 
 
-@pytest.mark.parametrize("failure", [TIMED_OUT, "sbatch: error: Unable to contact slurm controller (connect failure)"])
+@pytest.mark.parametrize("failure", FAILURES)
 def test_submitted_although_sbatch_reports_a_lost_answer(
     box: SlurmBox, place: Place, observer: Observer, fresh_base: Path, failure: str
 ) -> None:
@@ -162,8 +191,9 @@ def test_late_job_that_is_still_pending_is_cancelled(
 
 
 @pytest.mark.fault("F5")
+@pytest.mark.parametrize("repeat", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 30))])
 def test_controller_stopped_during_sbatch_and_its_client_killed(
-    box: SlurmBox, place: Place, observer: Observer, pause: Pause, monkeypatch: pytest.MonkeyPatch
+    box: SlurmBox, place: Place, observer: Observer, pause: Pause, monkeypatch: pytest.MonkeyPatch, repeat: int
 ) -> None:
     place.create()
     observer.mark()

@@ -23,6 +23,7 @@ import attrs
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.allocations.ledger import Ledger, read_ledger
 from dagster_slurm.allocations.lifecycle import plan_head, plan_outcomes
+from dagster_slurm.allocations.observation import Observation
 from dagster_slurm.allocations.plan import CommitRequest, Committed, Plan, Submit
 from dagster_slurm.allocations.request import WorkerRequest
 from dagster_slurm.allocations.workers import plan_workers
@@ -54,6 +55,7 @@ class Setting:
         attempts: Looks of one process, at most.
         starts: Whether jobs start at any moment, or only when everything is over.
         reads: Order of the reads of a look.
+        asks_by_id: Whether a second question, by id, is asked about recorded jobs that the listing lacks.
         commit_type: How commits are made.
     """
 
@@ -66,6 +68,7 @@ class Setting:
     attempts: int = 2
     starts: bool = True
     reads: tuple[str, ...] = ("ledger", "traces", "listing")
+    asks_by_id: bool = True
     commit_type: type[SimulatedCommit] = SimulatedCommit
 
 
@@ -219,11 +222,22 @@ class Explorer:
     def _decide(self, state: State, number: int) -> None:
         process, site = state.processes[number], state.site
         content: bytes = process.seen["ledger"]
-        key = (seen_key(process.seen), number, process.attempts, process.own_tokens, frozenset(site.files.drains))
+        seen, ledger = process.seen, stored(content)
+        if self._setting.asks_by_id:
+            # The second question is asked now, about jobs that the listing lacked.
+            observation = site.look(ledger, _sum(content), seen["traces"], seen["listing"])
+            seen["listing"] = observation.listing
+        key = (seen_key(seen), number, process.attempts, process.own_tokens, frozenset(site.files.drains))
         plan = self._plans.get(key)
         if plan is None:
-            seen, ledger = process.seen, stored(content)
-            observation = site.look(ledger, _sum(content), seen["traces"], seen["listing"])
+            observation = Observation(
+                login_clock=site.scheduler.now,
+                ledger=ledger,
+                ledger_sha256=_sum(content),
+                traces=seen["traces"],
+                listing=seen["listing"],
+                drains=frozenset(site.files.drains),
+            )
             request = WorkerRequest(intents=(WorkerIntent("w", process.count),), own_tokens=process.own_tokens)
             plan = plan_workers(ledger, observation, request, _tokens(number, process.attempts))
             self._plans[key] = plan

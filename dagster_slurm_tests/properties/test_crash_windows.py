@@ -13,10 +13,11 @@ import pytest
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.errors import LockTimeout, RemoteError
 from dagster_slurm.testing.commit import SimulatedCommit
+from dagster_slurm_tests.amount import amount
 from dagster_slurm_tests.counting import executed
 from dagster_slurm_tests.properties.test_reconcile_machine import ReconcileMachine
 
-LONGEST_COMMIT = 30
+LONGEST_COMMIT = 60
 SCENARIOS = {
     "grow from nothing": (0, 3, []),
     "grow, one answer lost": (1, 3, ["lost"]),
@@ -25,7 +26,11 @@ SCENARIOS = {
     "grow, nothing came of it": (0, 2, ["nothing"]),
     "shrink": (3, 1, []),
     "to nothing": (2, 0, []),
+    "grow by eight": (0, 8, []),
+    "four to two": (4, 2, []),
 }
+#: Seconds between the fault and the next process: below and above what a lock, an effect and an observation last.
+WAITED = [0, 80, 1, 20, 39, 41, 60, 61, 74, 75, 76, 119, 121, 200, 400][: amount(2, 15)]
 
 
 class Windows(ReconcileMachine):
@@ -49,7 +54,7 @@ ROWS = {"die": ("F1", "F2"), "power": ("F2",), "pause": ("F13",), "lose": ("F3",
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.fault(*rows)) for kind, rows in ROWS.items()])
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("waited_seconds", [0, 80])
+@pytest.mark.parametrize("waited_seconds", WAITED)
 def test_intent_holds_after_a_fault_at_every_step(kind: str, scenario: str, waited_seconds: int) -> None:
     orders = (True, False) if "late" in SCENARIOS[scenario][2] else (True,)
     for step, late_first in itertools.product(range(LONGEST_COMMIT), orders):

@@ -19,6 +19,9 @@ from dagster_slurm.slurm.replies import parse_listing
 from dagster_slurm_tests import recordings
 from dagster_slurm_tests.amount import amount
 from dagster_slurm_tests.builders import token
+from dagster_slurm_tests.counting import executed
+
+pytestmark = pytest.mark.fault("F18")
 
 NONCE = "0123456789abcdef0123456789abcdef"
 SETTINGS = SessionSettings(session_id="recorded", session_dir="/base/sessions/recorded")
@@ -100,6 +103,7 @@ def damaged(draw: st.DrawFn, reply: bytes) -> bytes:
 @settings(max_examples=amount(300, 1500))
 @given(data=st.data())
 def test_damage_never_ends_a_live_allocation(version: str, name: str, data: st.DataObject) -> None:
+    executed("F18", simulated=1)
     reply, whole = recorded_look(version, name)
     check(look(data.draw(damaged(reply))), whole)
 

@@ -44,7 +44,7 @@ def proved(setting: Setting) -> None:
 @pytest.mark.parametrize(
     "setting",
     [
-        Setting(counts=(1, 1), starts=False),
+        Setting(counts=(1, 1), starts=False, asks_by_id=False),
         Setting(counts=(2, 2, 2), takeovers=0, mishaps=0, lost_replies=0, starts=False),
     ],
     ids=["two processes, one job, every mishap", "three processes, two jobs, a crash"],
@@ -60,13 +60,17 @@ def test_no_interleaving_breaks_the_protocol(setting: Setting) -> None:
     [
         Setting(counts=(1, 1)),
         Setting(counts=(2, 2), starts=False),
-        Setting(counts=(1, 1, 1), takeovers=1, deaths=0, lost_replies=0, mishaps=0, starts=False),
+        Setting(counts=(2, 2), starts=False, asks_by_id=False),
+        Setting(counts=(2, 2, 2), takeovers=1, deaths=0, lost_replies=0, mishaps=0, starts=False),
+        Setting(counts=(1, 1, 1), takeovers=0, deaths=0, lost_replies=0, mishaps=1, starts=False),
         Setting(counts=(2, 2, 2), takeovers=0, mishaps=0, starts=False),
     ],
     ids=[
         "two processes, one job, which starts at any moment",
         "two processes, two jobs, every mishap",
-        "three processes, one job, a takeover from the living",
+        "two processes, two jobs, every mishap, the order of reads alone",
+        "three processes, two jobs, a takeover from the living",
+        "three processes, one job, its answer lost or late",
         "three processes, two jobs, a crash and a lost reply",
     ],
 )
@@ -76,7 +80,7 @@ def test_no_interleaving_breaks_the_protocol_full_set(setting: Setting) -> None:
 
 @pytest.mark.parametrize("order", [o for o in itertools.permutations(SAFE_ORDER) if o != SAFE_ORDER])
 def test_any_other_order_of_reads_is_found_out(order: tuple[str, ...]) -> None:
-    result = explore(Setting(counts=(1, 1), reads=order))
+    result = explore(Setting(counts=(1, 1), reads=order, asks_by_id=False))
     assert result.violation == "2 allocations could work", result
 
 

@@ -26,6 +26,9 @@ from dagster_slurm.errors import LockTimeout, RemoteError
 from dagster_slurm.session.commit_loop import Outcome, carry_out, fresh_tokens
 from dagster_slurm.testing.scheduler import SimulatedJob, SimulatedScheduler
 from dagster_slurm.testing.simulation import SimulatedSite
+from dagster_slurm_tests.counting import executed
+
+pytestmark = pytest.mark.fault("F21")
 
 HEAD = EffectiveShape(partition="main", time_limit="1-00:00:00", head_only=True)
 WORKER = EffectiveShape(partition="main", time_limit="01:00:00")
@@ -195,6 +198,7 @@ def test_F21_an_election_with_a_fault_at_every_step_makes_one_head(kind: str, co
         world.reconcile(2)
         assert world.head().intent == "w"
         assert len([j for j in world.site.working() if j.slurm_job_id not in world.released]) == 2
+        executed("F21", simulated=1)
         if not reached:
             break
 
@@ -241,6 +245,7 @@ def test_F21_a_new_head_job_with_a_fault_at_every_step_is_one(kind: str, answer:
         world.settle(world.ensure)
         world.one_head_leads()
         assert len([job for job in world.scheduler.jobs.values() if job.live]) == 1
+        executed("F21", simulated=1)
         if not reached:
             break
 
@@ -258,6 +263,7 @@ def test_a_successor_with_a_fault_at_every_step_is_one(kind: str) -> None:
         live = [job for job in world.site.working() if job.slurm_job_id not in world.released]
         assert len(live) == 4, "head, two workers, one successor"
         assert world.ledger().successor is not None
+        executed("F21", simulated=1)
         if not reached:
             break
 
@@ -296,6 +302,7 @@ def test_F21_a_head_that_goes_at_every_step_of_a_reconcile_is_followed_by_one(co
         # An elected worker is never released by a count.
         leads = world.head().slurm_job_id
         assert len(live) == max(count, 1 if leads in live else 0)
+        executed("F21", simulated=1)
         if not reached:
             break
 
@@ -319,5 +326,6 @@ def test_two_processes_at_once_make_one_head(kind: str) -> None:
         world.settle(world.ensure)
         world.one_head_leads()
         assert len(world.heads) == 2
+        executed("F21", simulated=1)
         if not reached:
             break

@@ -7,7 +7,8 @@ the text of the scripts, in test_planted_in_scripts.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import attrs
 import pytest
@@ -162,13 +163,15 @@ def read_absence_as_ended(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignore_an_exit_status(patch: pytest.MonkeyPatch) -> None:
-    listing = SimulatedScheduler.listing
+    def empty(listing: Callable[[SimulatedScheduler, Any], Listing]) -> Callable[[SimulatedScheduler, Any], Listing]:
+        def ask(self: SimulatedScheduler, about: Any) -> Listing:
+            found = listing(self, about)
+            return found if found.answered else Listing(answered=True)
 
-    def empty(self: SimulatedScheduler, name: str) -> Listing:
-        found = listing(self, name)
-        return found if found.answered else Listing(answered=True)
+        return ask
 
-    patch.setattr(SimulatedScheduler, "listing", empty)
+    for name in ("listing", "listing_by_id"):
+        patch.setattr(SimulatedScheduler, name, empty(getattr(SimulatedScheduler, name)))
 
 
 IN_DECISIONS = {
