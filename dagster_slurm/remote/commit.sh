@@ -15,22 +15,26 @@ note() { report="$report$1$newline"; }
 
 # Host, boot, pid namespace, pid and start time: all of them the same means the same process.
 name_owner() {
-    owner_host=$(uname -n)
+    owner_host=
+    [ -r /proc/sys/kernel/hostname ] && read -r owner_host </proc/sys/kernel/hostname
+    [ -n "$owner_host" ] || owner_host=$(uname -n)
     owner_boot=unknown
     [ -r /proc/sys/kernel/random/boot_id ] && read -r owner_boot </proc/sys/kernel/random/boot_id
     owner_space=$(readlink /proc/self/ns/pid)
     owner_space=${owner_space#pid:}
-    owner_start=$(start_of $$)
-    owner=owner.$nonce,$owner_host,$owner_boot,$owner_space,$$,$owner_start
+    find_start $$
+    owner=owner.$nonce,$owner_host,$owner_boot,$owner_space,$$,$start
 }
 
-start_of() {
+# When a process started; empty when there is none.
+find_start() {
+    start=
     [ -r "/proc/$1/stat" ] || return 1
     read -r stat_line <"/proc/$1/stat" || return 1
     # The command's name may hold blanks; what follows its closing bracket does not.
     stat_line=${stat_line##*) }
     set -- $stat_line
-    printf '%s' "${20}"
+    start=${20}
 }
 
 # A lock is abandoned when its process is gone, or when it is older than anything its owner may still begin.
@@ -41,8 +45,8 @@ abandoned() {
     set -- $lock_fields
     unset IFS
     if [ "$2" = "$owner_host" ] && [ "$3" = "$owner_boot" ] && [ "$4" = "$owner_space" ]; then
-        holder_start=$(start_of "$5")
-        [ "$holder_start" = "$6" ] || return 0
+        find_start "$5"
+        [ "$start" = "$6" ] || return 0
     fi
     printf '' >"probe.$nonce"
     set -- $(stat -c %Y "probe.$nonce" "lock/owner.$lock_fields" 2>/dev/null)
@@ -55,7 +59,7 @@ abandoned() {
 # be lost on a network filesystem, so look for one's own file. An empty directory is the leftover of a release.
 take_lock() {
     said=$({ mkdir "lock.$nonce" && printf '' >"lock.$nonce/$owner"; } 2>&1) || return 2
-    lock_until=$(($(date +%s) + lock_wait))
+    lock_until=
     while :; do
         mv -T "lock.$nonce" lock 2>/dev/null
         [ -e "lock/$owner" ] && return 0
@@ -67,7 +71,9 @@ take_lock() {
             take_over "$holder"
             [ -e "lock/$owner" ] && return 0
         fi
-        [ "$(date +%s)" -lt "$lock_until" ] || return 1
+        lock_now=$(date +%s)
+        lock_until=${lock_until:-$((lock_now + lock_wait))}
+        [ "$lock_now" -lt "$lock_until" ] || return 1
         sleep 0.05
     done
 }
@@ -85,7 +91,7 @@ take_over() {
 release_lock() {
     rm -f "probe.$nonce" "lock/$owner"
     rmdir lock 2>/dev/null
-    rm -rf "lock.$nonce"
+    if [ -e "lock.$nonce" ]; then rm -rf "lock.$nonce"; fi
 }
 
 refuse() {
@@ -291,7 +297,7 @@ no such session directory"; return; }
     while [ "$on_their_way" -gt 0 ]; do finish_oldest; done
     checkpoint effects-done
     printf '%s' "$report" >"commits/$nonce.new" && mv "commits/$nonce.new" "commits/$nonce"
-    find commits -type f -mmin +1440 -exec rm -f {} +
+    if [ "$needs_controller" = yes ]; then find commits -type f -mmin +1440 -exec rm -f {} +; fi
     release_lock
     emit outcome 0 "committed
 $report"
