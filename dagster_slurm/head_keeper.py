@@ -44,7 +44,7 @@ class HeadKeeper:
         self._successors = 0
         self._snapshot: SessionSnapshot | None = None
         self._next_step_at: float | None = None
-        self._said: tuple[object, ...] = ()
+        self._said = ""
         self.found_none = False
 
     @property
@@ -73,11 +73,11 @@ class HeadKeeper:
         try:
             result = self._session.ensure_head()
         except DagsterSlurmError as error:
-            self._say("failed", f"The head could not be seen to; trying again. {error.message}")
+            self._say(f"The head could not be seen to; trying again. {error.message}")
             return False
         self._next_step_at = now + STEP_SECONDS if result.standing == "claimed" else None
         self.found_none = result.standing == "none"
-        self._tell(result)
+        self._say(head_sentence(result))
         return was_electing and not self.electing
 
     def _queue_successor(self, snapshot: SessionSnapshot) -> None:
@@ -90,25 +90,26 @@ class HeadKeeper:
         try:
             result = self._session.submit_successor()
         except DagsterSlurmError as error:
-            self._say("no successor", f"The next head could not be queued; trying again. {error.message}")
+            self._say(f"The next head could not be queued; trying again. {error.message}")
             return
         self._successors += bool(result.submitted or "refused" in result.held_back.codes)
         if result.submitted or result.held_back:
             told = f"job {', '.join(result.submitted)}" if result.submitted else "not submitted"
-            self._say(("successor", result.submitted), f"The next head: {told}. {result.held_back}".rstrip())
+            self._say(f"The next head: {told}. {result.held_back}".rstrip())
 
-    def _tell(self, result: HeadResult) -> None:
-        head, reasons = result.head_job_id, f" {result.held_back}" if result.held_back else ""
-        if result.standing == "claimed":
-            self._say("claimed", f"Job {result.claimed} is to be the next head: Ray's head starts there.{reasons}")
-        elif result.submitted:
-            self._say(result.submitted, f"A new head was submitted: job {', '.join(result.submitted)}.{reasons}")
-        elif result.standing == "leads":
-            self._say(("leads", head), f"The head is job {head}.{reasons}")
-        else:
-            self._say((result.standing, head), f"The head's job {head} needs a successor: {result.standing}.{reasons}")
-
-    def _say(self, key: object, sentence: str) -> None:
-        if (key,) != self._said:
-            self._said = (key,)
+    def _say(self, sentence: str) -> None:
+        if sentence != self._said:
+            self._said = sentence
             self._log.warning(sentence)
+
+
+def head_sentence(result: HeadResult) -> str:
+    """Where the head stands, for people."""
+    reasons = f" {result.held_back}" if result.held_back else ""
+    if result.standing == "claimed":
+        return f"Job {result.claimed} is to be the next head: Ray's head starts there.{reasons}"
+    if result.submitted:
+        return f"A new head was submitted: job {', '.join(result.submitted)}.{reasons}"
+    if result.standing == "leads":
+        return f"The head is job {result.head_job_id}.{reasons}"
+    return f"The head's job {result.head_job_id} needs a successor: {result.standing}.{reasons}"

@@ -48,7 +48,7 @@ def _of_head(head: AllocationSnapshot) -> Iterator[str]:
     if head.slurm_job_id is None:
         yield "The session has no head yet. Look at the run's log: its submission may have been refused."
     elif head.committed is False:
-        yield f"{job} ended ({head.state}){_said(head)}. Look at its log; start the run again."
+        yield f"{job} ended ({head.state}){_said(head)}. Look at its log. A step with a payload brings another."
     elif state_class(head.state or "") is StateClass.PENDING:
         yield f"{job} waits ({head.reason or 'no reason given'}); nothing can run before it."
     elif head.ready is not True:

@@ -49,6 +49,8 @@ class Place:
     slurm_bin: str | None
     ray_python: str
     allocation_setup: str
+    container_command: tuple[str, ...]
+    network_interface: str | None
     cluster: str | None
     session_name: str | None
     queue: SlurmQueueOptions
@@ -130,6 +132,8 @@ class Place:
             python=self.ray_python,
             setup=self.allocation_setup,
             cluster=self.cluster,
+            container_command=self.container_command,
+            network_interface=self.network_interface or None,
             rejoin_timeout_seconds=self.rejoin_timeout_seconds,
             orphan_timeout_seconds=self.orphan_timeout_seconds,
         )

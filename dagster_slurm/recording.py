@@ -50,6 +50,7 @@ class Tick:
         problem: Why the policy's answer could not be used.
         decision: The tick in a sentence.
         work: What the payload had reported.
+        about_head: What was done about a head that needs a successor; a part of ``decision`` as well.
     """
 
     decision: str
@@ -58,6 +59,7 @@ class Tick:
     result: ReconcileResult | None = None
     problem: PolicyProblem | None = None
     work: Mapping[str, Any] | None = None
+    about_head: str = ""
 
     @property
     def acted(self) -> bool:
@@ -174,12 +176,13 @@ def essence(tick: Tick) -> tuple[object, ...]:
     seen: tuple[object, ...] = ()
     if snapshot is not None:
         rows = tuple(
-            (a.slurm_job_id, a.state, a.reason, a.ready, a.draining, a.drain_deadline) for a in snapshot.allocations
+            (a.slurm_job_id, a.role, a.state, a.reason, a.ready, a.draining, a.drain_deadline)
+            for a in snapshot.allocations
         )
         seen = (snapshot.certain, snapshot.closing, bool(snapshot.not_observed), rows)
     held_back = () if tick.result is None else tick.result.held_back.codes
     problem = None if tick.problem is None else tick.problem.sentence
-    return (seen, tick.intents, held_back, problem, None if tick.snapshot else tick.decision)
+    return (seen, tick.intents, held_back, problem, tick.about_head, None if tick.snapshot else tick.decision)
 
 
 class Events(Protocol):

@@ -70,6 +70,14 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
     allocation_setup: str = Field(
         default="", description="Shell lines in each batch script before Ray starts, such as 'module load cuda'."
     )
+    container_command: list[str] = Field(
+        default=[],
+        description="Words before Python in each allocation, such as ['apptainer', 'exec', '--nv', '/images/ray.sif']: "
+        "ray_python is the container's then, and the nodes need a python3 of their own to start it.",
+    )
+    network_interface: str | None = Field(
+        default=None, description="Network interface whose address Ray uses on each node, such as ib0."
+    )
     cluster: str | None = Field(
         default=None, description="Slurm cluster to name in every command, where a site has several."
     )
@@ -262,6 +270,8 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
             slurm_bin=self.slurm_bin,
             ray_python=self.ray_python,
             allocation_setup=self.allocation_setup,
+            container_command=tuple(self.container_command),
+            network_interface=self.network_interface,
             cluster=self.cluster,
             session_name=self.session_name,
             queue=self.queue,

@@ -15,6 +15,9 @@ from dagster_slurm.allocations.estimate import StartEstimate
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.allocations.result import ReconcileResult
 from dagster_slurm.allocations.snapshot import SessionSnapshot
+from dagster_slurm.allocations.succession import HeadResult
+from dagster_slurm.errors import DagsterSlurmError
+from dagster_slurm.head_keeper import head_sentence
 from dagster_slurm.policy import Policy, PolicyCall, PolicyContext, PolicyProblem, active
 from dagster_slurm.recording import Tick
 from dagster_slurm.run_facts import StepAsset, StepState
@@ -25,6 +28,8 @@ class WatchedSession(Protocol):
     """The part of ``AllocationSession`` that a sensor or a check uses."""
 
     def inspect(self) -> SessionSnapshot: ...
+
+    def ensure_head(self) -> HeadResult: ...
 
     def estimate_worker_starts(self, candidates: Sequence[SlurmWorkerAllocationConfig]) -> Sequence[StartEstimate]: ...
 
@@ -79,7 +84,8 @@ def watch_session(session: WatchedSession, watch: Watch) -> tuple[Seen, ...]:
     """Look once, and do what nobody else does.
 
     A policy is asked while its asset's step runs, unless the step marked within its last two intervals that it asks
-    itself. Workers that a step left behind when it ended are released. Deadlines are always followed up.
+    itself. Workers that a step left behind when it ended are released. Deadlines are always followed up; so is a head
+    that needs a successor.
 
     Raises:
         DagsterSlurmError: the session could not be looked at.
@@ -90,15 +96,32 @@ def watch_session(session: WatchedSession, watch: Watch) -> tuple[Seen, ...]:
     asked = [
         Asked(asset=asset, policy=asset.policy) for asset in running if asset.policy is not None and asset not in driven
     ]
+    followed = _follow_head(session, snapshot)
     seen = [*_release_left_behind(session, snapshot, watch), *_ask_all(session, snapshot, watch, asked, driven)]
     if seen:
-        return tuple(seen)
+        return (attrs.evolve(seen[0], tick=_with_head(seen[0].tick, followed)), *seen[1:])
     names = ", ".join(asset.intent_key for asset in driven)
     who = f"The step of {names} asks its policy itself" if driven else "No policy to ask"
-    tick = follow_up(session, Tick(decision=f"{who}; only observed.", snapshot=snapshot, work=snapshot.work))
+    observed = Tick(decision=f"{who}; only observed.", snapshot=snapshot, work=snapshot.work)
+    tick = follow_up(session, _with_head(observed, followed))
     # A step that drives records its ticks on its asset; the same numbers twice would blur its charts.
     lone = running[0] if len(running) == 1 and not driven else None
     return (Seen(tick=tick, asset=lone),)
+
+
+def _follow_head(session: WatchedSession, snapshot: SessionSnapshot) -> str:
+    """One step of an election, where an allocation could lead. A new head job is for a step that has work for it."""
+    heirs = [a for a in (*snapshot.workers(), snapshot.successor) if a is not None and a.drain_deadline is None]
+    if snapshot.head_needs is None or not any(heir.state == "RUNNING" for heir in heirs):
+        return ""
+    try:
+        return head_sentence(session.ensure_head())
+    except DagsterSlurmError as error:
+        return f"The head could not be seen to: {error.message}"
+
+
+def _with_head(tick: Tick, followed: str) -> Tick:
+    return attrs.evolve(tick, decision=f"{tick.decision} {followed}".rstrip(), about_head=followed)
 
 
 def _is_driven(asset: StepAsset, snapshot: SessionSnapshot) -> bool:

@@ -15,7 +15,7 @@ and never imports the rest of ``dagster_slurm``.
 
 - ``submissions/<token>/agent.json``: ``role``, ``token``, ``slurm_job_name``, ``intent``, ``drain_window_seconds``,
   ``rejoin_timeout_seconds``, ``orphan_timeout_seconds``, ``head_only``, ``ray_start_args``, ``ray_resources``,
-  ``python``.
+  ``python``, ``container_command``, ``network_interface``.
 - ``ray.token``: Ray's token, mode 0600.
 - ``allocation.json``: the ledger. Its ``head`` names, by ``slurm_job_id``, which allocation leads; while no head is
   recorded it is the one open submission of role ``head``, by its token. ``role`` in ``agent.json`` is information only,

@@ -69,10 +69,22 @@ def srun_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
+def node_agent(session: Session, settings: Settings) -> list[str]:
+    """Command line of one node's agent; in a container, with the container's Python."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    python = (settings.python or "python3") if settings.container_command else sys.executable
+    words = [python, "-u", here, "node", f"--session={session.directory}", f"--token={settings.token}"]
+    return [*settings.container_command, *words]
+
+
 def run_batch(session: Session, settings: Settings) -> int:
     """Returns the exit status of the allocation."""
     nodes = node_count(os.environ)
+    agent = node_agent(session, settings)
     if nodes <= 1:
+        if settings.container_command:
+            # The same process goes on inside, so that Slurm's signals reach it.
+            os.execvp(agent[0], agent)
         return run_node(session, settings)
     received: list[int] = []
     for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
@@ -80,8 +92,6 @@ def run_batch(session: Session, settings: Settings) -> int:
     for number in (signal.SIGUSR1, signal.SIGTERM):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(signal_file(session, settings.token, number))
-    here = os.path.dirname(os.path.abspath(__file__))
-    agent = [sys.executable, "-u", here, "node", f"--session={session.directory}", f"--token={settings.token}"]
     processes.become_subreaper()
     child = processes.start(srun_command(nodes, agent), srun_environment(os.environ))
     say(f"started the agents of {nodes} nodes")

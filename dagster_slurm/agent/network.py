@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import socket
+import struct
 from collections.abc import Iterable
 
 ADDRESS_VARIABLE = "DAGSTER_SLURM_NODE_IP"
@@ -12,6 +14,9 @@ ADDRESS_VARIABLE = "DAGSTER_SLURM_NODE_IP"
 BEHIND_DEFAULT_ROUTE = "198.51.100.1"
 
 LOOPBACK = "127.0.0.1"
+
+#: Linux, netdevice(7): the address of an interface.
+SIOCGIFADDR = 0x8915
 
 
 def choose_address(
@@ -31,6 +36,16 @@ def choose_address(
         return toward_head
     routable = [address for address in named if not ipaddress.ip_address(address).is_loopback]
     return next(iter(routable), None) or default_route or LOOPBACK
+
+
+def interface_address(name: str) -> str | None:
+    """IPv4 address of a network interface; None when it has none, or does not exist."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])
 
 
 def node_address(override: str | None, node: str, head_ip: str | None) -> str:

@@ -105,6 +105,10 @@ class NodeAgent:
     def _loop(self) -> decide.Leave:
         if raystart.installed_ray_version() is None:
             return decide.Leave(1, f"{sys.executable} cannot import ray; set the session's Python to one that can")
+        interface = self._settings.network_interface
+        if interface is not None and network.interface_address(interface) is None:
+            there = ", ".join(name for _, name in socket.if_nameindex())
+            return decide.Leave(1, f"this node has no IPv4 address on the interface {interface}; it has: {there}")
         # The first report gives the filesystem's clock, without which the age of a file is not known.
         self._write_report("waiting", None, None)
         while True:
@@ -200,7 +204,7 @@ class NodeAgent:
         command = raystart.ray_command(
             self._python,
             head_address=head_address,
-            node_ip=network.node_address(self._environ.get(network.ADDRESS_VARIABLE), self._grant.node, head_ip),
+            node_ip=network.node_address(self._own_address(), self._grant.node, head_ip),
             temp_dir=temp_dir,
             share=share,
             labels=raystart.node_labels(self._grant.slurm_job_id, self._grant.node, self._settings.intent, instance),
@@ -221,6 +225,12 @@ class NodeAgent:
             run=decide.RayRun(role, instance, time.monotonic(), self._ray.address(), alive=True),
         )
         self._look.hurry()
+
+    def _own_address(self) -> str | None:
+        """The address that the user chose for this node, by itself or by its interface."""
+        interface = self._settings.network_interface
+        chosen = self._environ.get(network.ADDRESS_VARIABLE)
+        return chosen or (None if interface is None else network.interface_address(interface))
 
     def _end_ray(self, reason: str, *, failed: bool) -> None:
         if self._ray is None or self._memory.run is None:

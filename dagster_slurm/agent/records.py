@@ -21,6 +21,8 @@ class Settings:
     ray_start_args: tuple[str, ...] = ()
     ray_resources: Mapping[str, float] | None = None
     python: str | None = None
+    container_command: tuple[str, ...] = ()
+    network_interface: str | None = None
 
     @classmethod
     def from_json(cls, token: str, content: Mapping[str, Any]) -> Settings:
@@ -37,6 +39,8 @@ class Settings:
             ray_start_args=tuple(str(argument) for argument in content.get("ray_start_args") or ()),
             ray_resources=dict(content.get("ray_resources") or {}),
             python=content.get("python"),
+            container_command=tuple(str(word) for word in content.get("container_command") or ()),
+            network_interface=content.get("network_interface"),
         )
 
 

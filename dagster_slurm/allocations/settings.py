@@ -40,6 +40,9 @@ class SessionSettings:
         session_dir: Its directory on the cluster's shared filesystem, absolute.
         python: Python with Ray on the compute nodes.
         setup: Shell lines that run in each batch script before the agent (``module load`` and the like).
+        container_command: Words before the Python of the allocations, such as ``("apptainer", "exec", "image.sif")``;
+            that Python is then the container's, and the nodes need a ``python3`` of their own to start it.
+        network_interface: Whose IPv4 address Ray uses on each node, such as ``ib0``; None: the one to the head.
         cluster: Slurm cluster to name in every command; None for the default one.
         rejoin_timeout_seconds: A worker without a head leaves after this long.
         orphan_timeout_seconds: Allocations end themselves after this long without a sign from a client; None: never.
@@ -54,6 +57,8 @@ class SessionSettings:
     python: str = "python3"
     setup: str = ""
     cluster: str | None = None
+    container_command: tuple[str, ...] = ()
+    network_interface: str | None = None
     rejoin_timeout_seconds: int = 600
     orphan_timeout_seconds: int | None = 3600
     lock_wait_seconds: int = 20

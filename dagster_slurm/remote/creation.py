@@ -51,7 +51,9 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-def create_directory(shell: RemoteShell, *, remote_base: str, session_id: str, python: str, setup: str) -> str:
+def create_directory(
+    shell: RemoteShell, *, remote_base: str, session_id: str, python: str, setup: str, in_container: bool = False
+) -> str:
     """Make the session's directory, or find the one that is there.
 
     Args:
@@ -60,6 +62,7 @@ def create_directory(shell: RemoteShell, *, remote_base: str, session_id: str, p
         session_id: Name of the session.
         python: Python of the allocations; it has to have Ray.
         setup: Shell lines that run before it in each batch script.
+        in_container: Whether it is a container's Python, which a login node cannot be asked about.
 
     Returns:
         Absolute path of the session's directory on the cluster.
@@ -77,10 +80,11 @@ def create_directory(shell: RemoteShell, *, remote_base: str, session_id: str, p
     }
     # Whether Ray is there, without the third of a second that importing it takes.
     probe = "import importlib.util, sys; sys.exit(0 if importlib.util.find_spec('ray') else 'no module named ray')"
+    check = ":" if in_container else f"eval {quote(setup or ':')} >&2; {quote(python)} -c {quote(probe)}"
     body = "".join(
         [
             *(f"{name}={quote(value)}\n" for name, value in parameters.items()),
-            f"check_python() {{ eval {quote(setup or ':')} >&2; {quote(python)} -c {quote(probe)}; }}\n",
+            f"check_python() {{ {check}; }}\n",
             f'unpack_library() {{\ncd "$library" &&\n{unpack_commands(library_archive(), ".")}}}\n',
             part("create.sh"),
             "create\n",

@@ -46,9 +46,16 @@ def agent_settings(settings: SessionSettings, shape: EffectiveShape, submit: Sub
             "ray_start_args": list(shape.ray_start_args or ()),
             "ray_resources": dict(shape.ray_resources or {}),
             "python": settings.python,
+            "container_command": list(settings.container_command),
+            "network_interface": settings.network_interface,
             "setup": settings.setup,
         }
     )
+
+
+def _outer_python(settings: SessionSettings) -> str:
+    """The Python that the batch script starts: with a container the node's own, which then starts the container's."""
+    return "python3" if settings.container_command else settings.python
 
 
 def batch_script(settings: SessionSettings, token: str) -> str:
@@ -72,5 +79,5 @@ if [ -e "$session/closing" ]; then
 fi
 cd "$session" || exit 1
 {settings.setup}
-exec {quote(settings.python)} -u "$session/lib/dagster_slurm_agent" batch --session "$session" --token "$token"
+exec {quote(_outer_python(settings))} -u "$session/lib/dagster_slurm_agent" batch --session "$session" --token "$token"
 """

@@ -59,6 +59,7 @@ def create_or_attach(shell: RemoteShell, spec: SessionSpec) -> AllocationSession
         session_id=session_id,
         python=spec.settings.python,
         setup=spec.settings.setup,
+        in_container=bool(spec.settings.container_command),
     )
     settings = attrs.evolve(spec.settings, session_dir=directory)
     site = RemoteSite(shell, settings)

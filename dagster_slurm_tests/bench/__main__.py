@@ -7,7 +7,7 @@ import sys
 
 from tabulate import tabulate
 
-from dagster_slurm_tests.bench import acting, looking
+from dagster_slurm_tests.bench import acting, looking, with_ray
 from dagster_slurm_tests.bench.measuring import Bench, Row
 from dagster_slurm_tests.cluster import SlurmBox
 
@@ -19,6 +19,8 @@ PARTS = {
     "reconcile": acting.reconciling,
     "processes": acting.many_processes,
     "end": acting.ending,
+    "ray": with_ray.starting_and_draining,
+    "payload": with_ray.payloads,
 }
 
 

@@ -97,7 +97,9 @@ def test_what_is_wrong_is_said_with_what_to_do() -> None:
     session.head = attrs.evolve(session.head, state="TIMEOUT", committed=False, ready=False)
     found = evaluate(session_healthy_check(asset=scores), session)
     assert not found.passed
-    assert found.description == "The head's job 1 ended (TIMEOUT). Look at its log; start the run again."
+    assert (
+        found.description == "The head's job 1 ended (TIMEOUT). Look at its log. A step with a payload brings another."
+    )
 
 
 @pytest.mark.parametrize("check", all_checks(scores), ids=lambda check: next(iter(check.check_keys)).name)

@@ -180,6 +180,23 @@ def test_a_step_that_drives_is_left_alone_until_its_mark_is_old(instance: dg.Dag
     assert "Submitted job 101" in world.log(run)[-1]
 
 
+def test_a_head_that_ended_is_followed_where_an_allocation_could_lead(instance: dg.DagsterInstance) -> None:
+    world = World(instance, {"scores": wants(1)})
+    run = world.start("scores")
+    session = world.session(run)
+    session.head = attrs.evolve(session.head, state="TIMEOUT", committed=False)
+    world.tick()
+    assert session.called("ensure_head") == [], "nobody could lead, and no step asks for another head"
+    session.heads = [attrs.evolve(session.workers["100"], role="head")]
+    session.fail["ensure_head"] = [HostUnreachable("gone")]
+    world.tick()
+    assert world.log(run)[-1].endswith("The head could not be seen to: gone")
+    world.tick()
+    assert world.log(run)[-1].endswith("The head is job 100.")
+    world.tick()
+    assert len(session.called("ensure_head")) == 2
+
+
 def test_workers_that_a_step_left_behind_are_released(instance: dg.DagsterInstance) -> None:
     world = World(instance, {"scores": wants(3), "other": None})
     run = world.start("scores", "other")

@@ -49,6 +49,20 @@ def test_signals_end_a_waiting_worker(session: HandMadeSession, number: int, rea
     assert reason in left_by_itself(session, "2")
 
 
+def test_a_network_interface_that_is_not_there_ends_the_agent_with_its_name(session: HandMadeSession) -> None:
+    agent = session.start("2", network_interface="nope0")
+    assert agent.wait(timeout=60) == 1
+    assert "no IPv4 address on the interface nope0; it has: lo" in session.report("2")["message"]
+
+
+def test_the_container_command_comes_before_the_agent_and_signals_reach_it(session: HandMadeSession) -> None:
+    agent = session.start("2", container_command=["env", "INSIDE=yes"])
+    wait_for("the report", lambda: session.state("2") == "waiting")
+    assert b"INSIDE=yes" in Path(f"/proc/{agent.pid}/environ").read_bytes()
+    agent.send_signal(signal.SIGTERM)
+    assert "SIGTERM" in left_by_itself(session, "2")
+
+
 def test_closing_ends_a_waiting_worker(session: HandMadeSession) -> None:
     session.start("2")
     wait_for("the report", lambda: session.state("2") == "waiting")

@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dagster_slurm.agent.batch import node_count, srun_command, srun_environment, wait_for_nodes
+from dagster_slurm.agent.batch import node_agent, node_count, srun_command, srun_environment, wait_for_nodes
 from dagster_slurm.agent.commands import main
 from dagster_slurm.agent.files import Session
 from dagster_slurm.agent.look import signal_file
@@ -25,6 +26,14 @@ AGENT = Path(__file__).parents[3] / "dagster_slurm" / "agent"
 )
 def test_number_of_nodes(environ: dict[str, str], count: int) -> None:
     assert node_count(environ) == count
+
+
+def test_a_container_is_entered_with_its_own_python() -> None:
+    session, settings = Session("/base/s"), Settings("t1", python="/opt/python")
+    words = ["-u", str(AGENT), "node", "--session=/base/s", "--token=t1"]
+    assert node_agent(session, settings) == [sys.executable, *words]
+    inside = replace(settings, container_command=("apptainer", "exec", "ray.sif"))
+    assert node_agent(session, inside) == ["apptainer", "exec", "ray.sif", "/opt/python", *words]
 
 
 def test_one_agent_on_each_node_beside_whatever_else_runs_there() -> None:

@@ -220,3 +220,9 @@ def test_a_name_that_does_not_resolve_has_no_addresses() -> None:
 @pytest.mark.parametrize(("address", "host"), [("10.0.0.1:6379", "10.0.0.1"), ("[fd00::2]:6379", "fd00::2")])
 def test_the_host_of_an_address(address: str, host: str) -> None:
     assert network.host_of(address) == host
+
+
+def test_an_interface_has_an_address_or_none() -> None:
+    assert network.interface_address("lo") == "127.0.0.1"
+    assert network.interface_address("nope0") is None
+    assert network.interface_address("a-name-that-is-far-too-long-for-linux") is None

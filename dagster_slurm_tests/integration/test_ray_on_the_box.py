@@ -1,0 +1,93 @@
+"""Allocations of one session that share hosts, on a real Slurm with a real Ray: join, drain, leave nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+from dagster_slurm.allocations.config import EffectiveShape
+from dagster_slurm.allocations.intent import WorkerIntent
+from dagster_slurm.allocations.snapshot import AllocationSnapshot
+from dagster_slurm.session.session import AllocationSession
+from dagster_slurm_tests.cluster import SlurmBox
+from dagster_slurm_tests.sessions import Observer, Place, until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+WORKERS = 6
+SMALL = EffectiveShape(partition="cpu", cpus_per_task=1, mem="300M", time_limit="00:10:00")
+
+#: A task on the node of one job that ends when a file appears.
+HELD = """
+import os, time
+import ray
+ray.init(log_to_driver=False)
+session = os.environ["DAGSTER_SLURM_SESSION_DIR"]
+
+@ray.remote(num_cpus=1, max_retries=0, label_selector={"dagster-slurm/job": os.environ["JOB"]})
+def held():
+    open(session + "/held", "w").close()
+    while not os.path.exists(session + "/go"):
+        time.sleep(0.05)
+    return "finished"
+
+print(ray.get(held.remote()))
+"""
+
+
+@pytest.fixture
+def session(box: SlurmBox, place: Place) -> Iterator[AllocationSession]:
+    """A session with a real Ray; its end is a part of each test."""
+    return attrs.evolve(place, python=str(box.ray_python)).create(
+        head=attrs.evolve(SMALL, head_only=True), worker=SMALL
+    )
+
+
+def processes_of(directory: Path) -> list[str]:
+    """Processes on this host that an agent of the session started, or that are one."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environment = (entry / "environ").read_bytes()
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if str(directory).encode() in environment + command and command:
+                found.append(command.replace(b"\0", b" ").decode(errors="replace"))
+    return found
+
+
+def test_six_allocations_on_shared_hosts_join_drain_and_leave_nothing(
+    box: SlurmBox, place: Place, observer: Observer, session: AllocationSession, tmp_path: Path
+) -> None:
+    jobs = session.reconcile_workers(WorkerIntent("w", WORKERS)).submitted
+
+    def workers() -> dict[str, AllocationSnapshot]:
+        return {str(w.slurm_job_id): w for w in session.inspect().workers()}
+
+    until(lambda: [w.ready for w in workers().values()] == [True] * WORKERS, "six workers ready", 150)
+    seen = workers()
+    assert len({next(iter((w.ray_nodes or {}).values())) for w in seen.values()}) == WORKERS
+    assert len({w.nodes for w in seen.values()}) < WORKERS, "some of them share a node"
+
+    released = jobs[0]
+    payload = tmp_path / "held.py"
+    payload.write_text(HELD)
+    payload_id = session.start_payload(payload, env={"JOB": released})
+    until(lambda: (place.directory / "held").exists(), "the task's start", 60)
+    result = session.reconcile_workers(WorkerIntent("w", WORKERS), release=[released], max_submissions=0)
+    assert result.released == (released,)
+    until(lambda: workers()[released].draining is True, "draining")
+    assert observer.queue()[released] == "RUNNING", "its task runs"
+    assert session.poll_payload(payload_id).state == "running"
+    (place.directory / "go").touch()
+    until(lambda: session.poll_payload(payload_id).state == "succeeded", "the task's end")
+    until(lambda: released not in observer.queue(), "the drained job gone", 10)
+    assert [w.ready for job, w in workers().items() if job != released] == [True] * (WORKERS - 1)
+
+    assert session.end().complete
+    until(lambda: processes_of(place.directory) == [], "no process left")
