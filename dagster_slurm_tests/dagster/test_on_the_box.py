@@ -206,7 +206,7 @@ def test_a_head_that_ends_under_its_payload_fails_the_step_with_its_state(box: S
             box.run(["scancel", str(context.snapshot.head.slurm_job_id)])
 
     _, error = failing_run(box, resource_on(box, fresh_base), PAYLOADS / "sleep.py", cancel_the_head)
-    assert "PayloadFailed" in error
+    assert "PayloadEndedWithHead" in error
     assert "CANCELLED" in error or "COMPLETING" in error
     assert "sleeping" in error
     assert "Last lines of the log of job" in error
