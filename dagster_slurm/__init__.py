@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from dagster_slurm.allocations.estimate import StartEstimate as StartEstimate
     from dagster_slurm.allocations.explanation import WorkerPlan as WorkerPlan
     from dagster_slurm.allocations.intent import WorkerIntent as WorkerIntent
+    from dagster_slurm.allocations.removal import RemovalResult as RemovalResult
     from dagster_slurm.allocations.result import EndResult as EndResult
     from dagster_slurm.allocations.result import ReconcileResult as ReconcileResult
+    from dagster_slurm.allocations.roles import AssignmentResult as AssignmentResult
     from dagster_slurm.allocations.snapshot import AllocationSnapshot as AllocationSnapshot
     from dagster_slurm.allocations.snapshot import SessionSnapshot as SessionSnapshot
+    from dagster_slurm.allocations.succession import HeadResult as HeadResult
     from dagster_slurm.allocations.table import snapshot_table as snapshot_table
     from dagster_slurm.checks import policy_satisfied_check as policy_satisfied_check
     from dagster_slurm.checks import session_healthy_check as session_healthy_check
@@ -45,14 +48,18 @@ if TYPE_CHECKING:
 _HOMES = {
     "AllocationSession": "session.session",
     "AllocationSnapshot": "allocations.snapshot",
+    "AssignmentResult": "allocations.roles",
     "ConfigurationError": "errors",
     "DagsterSlurmError": "errors",
     "EndResult": "allocations.result",
     "FakeSlurmCompute": "fake_compute",
     "FoundSession": "remote.housekeeping",
+    "HeadResult": "allocations.succession",
+    "PayloadEndedWithHead": "errors",
     "PayloadFailed": "errors",
     "PolicyContext": "policy",
     "ReconcileResult": "allocations.result",
+    "RemovalResult": "allocations.removal",
     "SbatchTestOnlyEstimator": "session.estimators",
     "SessionSnapshot": "allocations.snapshot",
     "SlurmComputeResource": "resources",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +42,13 @@ def test_every_public_name_is_there() -> None:
     for name in dagster_slurm.__all__:
         assert getattr(dagster_slurm, name).__name__ == name
     assert set(dagster_slurm.__all__) <= set(dir(dagster_slurm))
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse(Path(dagster_slurm.__file__).read_text())
+    (typing_only,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = [name.asname for node in typing_only.body if isinstance(node, ast.ImportFrom) for name in node.names]
+    assert sorted(map(str, seen)) == dagster_slurm.__all__
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
