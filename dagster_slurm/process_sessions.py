@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import dagster as dg
@@ -27,6 +28,9 @@ from dagster_slurm.session.creation import SessionSpec, attach, create_or_attach
 from dagster_slurm.session.housekeeping import find_sessions, remove_session, seal_session
 from dagster_slurm.session.session import AllocationSession
 
+if TYPE_CHECKING:
+    from dagster_slurm.remote.ssh_login import SshAddress
+
 
 def _field(name: str) -> str:
     return f"SlurmComputeResource.{name}"
@@ -37,12 +41,14 @@ class Place:
     """The resource's values; see its fields."""
 
     host: str
-    port: int
+    port: int | None
     user: str
     key_file: str | None
     password: str | None = attrs.field(repr=False)
     passphrase: str | None = attrs.field(repr=False)
     known_hosts: str | None
+    ssh_config: str | None
+    proxy_jump: str | None
     local: bool
     remote_base: str
     remote_setup: str
@@ -85,14 +91,15 @@ class Place:
         check_limits(self.limits)
 
     def _check_login(self) -> None:
-        for name, what in (("host", "the login node"), ("user", "the user name on the login node")):
-            if not getattr(self, name).strip():
-                raise ConfigurationError(
-                    f"{name} is empty.", field=_field(name), remedy=f"name {what}, or set local=True on the login node."
-                )
-        if not 0 < self.port < 65536:
+        if not self.host.strip():
+            raise ConfigurationError(
+                "host is empty.",
+                field=_field("host"),
+                remedy="name the login node, or set local=True on the login node.",
+            )
+        if self.port is not None and not 0 < self.port < 65536:
             raise ConfigurationError(f"{self.port} is no TCP port.", field=_field("port"))
-        for name in ("key_file", "known_hosts"):
+        for name in ("key_file", "known_hosts", "ssh_config"):
             path = getattr(self, name)
             if path is not None and not Path(path).expanduser().is_file():
                 raise ConfigurationError(
@@ -100,24 +107,33 @@ class Place:
                     field=_field(name),
                     remedy="give the path of a file that the process of Dagster can read.",
                 )
+        self._address()
 
     def shell(self) -> RemoteShell:
         """A shell on the login node; connects when it is first used."""
         if self.local:
             return LocalShell(self.remote_setup, self.slurm_bin)
         # paramiko takes a tenth of a second to import, and only those who connect need it.
-        from dagster_slurm.remote.ssh import SshAddress, SshShell
+        from dagster_slurm.remote.ssh import SshShell
 
-        address = SshAddress(
-            host=self.host.strip(),
-            port=self.port,
-            user=self.user.strip(),
-            key_file=_expanded(self.key_file),
-            known_hosts=_expanded(self.known_hosts),
-            password=self.password or None,
-            passphrase=self.passphrase or None,
+        return SshShell(self._address(), self.remote_setup, self.slurm_bin)
+
+    def _address(self) -> SshAddress:
+        from dagster_slurm.remote.ssh_config import Login, address_of
+
+        return address_of(
+            Login(
+                host=self.host.strip(),
+                port=self.port,
+                user=self.user.strip() or None,
+                key_file=_expanded(self.key_file),
+                known_hosts=_expanded(self.known_hosts),
+                proxy_jump=self.proxy_jump,
+                config_file=_expanded(self.ssh_config),
+                password=self.password or None,
+                passphrase=self.passphrase or None,
+            )
         )
-        return SshShell(address, self.remote_setup, self.slurm_bin)
 
     def spec(self, run_id: str) -> SessionSpec:
         """What a run's session is made from."""

@@ -35,9 +35,14 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
     ``ConfigurationError`` that names the field before anything is sent.
     """
 
-    host: str = Field(default="", description="Login node, name or address. Required unless local.")
-    port: int = Field(default=22, description="SSH port of the login node.")
-    user: str = Field(default="", description="User name on the login node. Required unless local.")
+    host: str = Field(
+        default="",
+        description="Login node: name, address, or alias of the SSH configuration. Required unless local.",
+    )
+    port: int | None = Field(
+        default=None, description="SSH port of the login node; left out: what the SSH configuration says, else 22."
+    )
+    user: str = Field(default="", description="User name on the login node; left out: what the SSH configuration says.")
     key_file: str | None = Field(
         default=None, description="Private SSH key; left out: the keys of the SSH agent and the usual files in ~/.ssh."
     )
@@ -49,6 +54,15 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
     )
     known_hosts: str | None = Field(
         default=None, description="File with the login node's key, which is always checked; left out: the usual files."
+    )
+    ssh_config: str | None = Field(
+        default=None,
+        description="SSH configuration that fills in what is left out; left out: ~/.ssh/config where there is one. "
+        "/dev/null for none.",
+    )
+    proxy_jump: str | None = Field(
+        default=None,
+        description="Jump hosts, [user@]host[:port] with commas between; left out: what the SSH configuration says.",
     )
     local: bool = Field(
         default=False, description="Dagster itself runs on the login node: no SSH, host and user are not used."
@@ -264,6 +278,8 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
             password=self.password,
             passphrase=self.passphrase,
             known_hosts=self.known_hosts,
+            ssh_config=self.ssh_config,
+            proxy_jump=self.proxy_jump,
             local=self.local,
             remote_base=self.remote_base,
             remote_setup=self.remote_setup,

@@ -20,7 +20,7 @@ from dagster_slurm.errors import HostUnreachable, RemoteTimeout, ReplyIncomplete
 from dagster_slurm.remote.exchange import Exchange
 from dagster_slurm.remote.frames import Reply, quote
 from dagster_slurm.remote.shell import TICK_SECONDS, Deadline, Script, compose
-from dagster_slurm.remote.ssh_login import LOST, SshAddress, connect
+from dagster_slurm.remote.ssh_login import LOST, LoggedIn, SshAddress, connect
 
 __all__ = ["SshAddress", "SshShell"]
 
@@ -203,8 +203,9 @@ class SshShell:
 class _Connection:
     """A logged-in transport and the count of runs on it. Retired, it closes when the last one leaves."""
 
-    def __init__(self, transport: paramiko.Transport) -> None:
-        self.transport = transport
+    def __init__(self, login: LoggedIn) -> None:
+        self._login = login
+        self.transport = login.transport
         self._lock = threading.Lock()
         self._users = 0
         self._retired = False
@@ -222,18 +223,18 @@ class _Connection:
             self._users -= 1
             closing = self._retired and self._users == 0
         if closing:
-            self.transport.close()
+            self._login.close()
 
     def retire(self) -> None:
         with self._lock:
             self._retired = True
             closing = self._users == 0
         if closing:
-            self.transport.close()
+            self._login.close()
 
     def disown(self) -> None:
         """In a forked child: close our copy of the socket, so that nothing here can write into the parent's stream."""
-        self.transport.sock.close()
+        self._login.sock.close()
 
     @contextlib.contextmanager
     def watchdog(self, seconds: float) -> Iterator[None]:
@@ -248,4 +249,4 @@ class _Connection:
 
     def _break(self) -> None:
         with contextlib.suppress(OSError):
-            self.transport.sock.shutdown(socket.SHUT_RDWR)
+            self._login.sock.shutdown(socket.SHUT_RDWR)

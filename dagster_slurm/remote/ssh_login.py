@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import paramiko
@@ -43,6 +44,7 @@ class SshAddress:
         password: Tried after the keys, also as the second factor of a host that asks for both; None for none.
         passphrase: Opens ``key_file``; None when it is not encrypted.
         connect_timeout_seconds: Limit for connecting and logging in.
+        through: Jump hosts, in the order in which they are passed; each is logged in to, and its key is checked too.
     """
 
     host: str
@@ -53,12 +55,31 @@ class SshAddress:
     password: str | None = attrs.field(default=None, repr=False)
     passphrase: str | None = attrs.field(default=None, repr=False)
     connect_timeout_seconds: float = 15.0
+    through: tuple[SshAddress, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.user}@{self.host}:{self.port}"
 
 
-def connect(target: SshAddress, whole: Deadline) -> paramiko.Transport:
+@attrs.frozen
+class LoggedIn:
+    """A connection that is logged in, and those to the jump hosts below it, the first one first."""
+
+    transport: paramiko.Transport
+    below: tuple[paramiko.Transport, ...] = ()
+
+    @property
+    def sock(self) -> Any:
+        """The TCP socket that everything goes through."""
+        return (*self.below, self.transport)[0].sock
+
+    def close(self) -> None:
+        """Close all of it."""
+        for transport in (self.transport, *reversed(self.below)):
+            transport.close()
+
+
+def connect(target: SshAddress, whole: Deadline) -> LoggedIn:
     """Open a transport, check the host's key, log in. Key files are read first: a wrong one costs no connection.
 
     Args:
@@ -67,33 +88,56 @@ def connect(target: SshAddress, whole: Deadline) -> paramiko.Transport:
 
     Raises:
         ConfigurationError: A key file cannot be used.
-        HostUnreachable: No connection, or no SSH behind it.
-        HostKeyRejected: The host's key is not the recorded one; no credentials were sent.
-        AuthenticationFailed: The host refused the user.
+        HostUnreachable: No connection, no SSH behind it, or a jump host that passes nothing on.
+        HostKeyRejected: A host's key is not the recorded one; no credentials were sent to it.
+        AuthenticationFailed: A host refused the user.
     """
-    known = read_known_keys(target.known_hosts, target.host, target.port)
-    file_key = None if target.key_file is None else _load_key(target.key_file, target.passphrase)
+    stations = (*target.through, target)
+    known = [read_known_keys(station.known_hosts, station.host, station.port) for station in stations]
+    keys = [None if s.key_file is None else _load_key(s.key_file, s.passphrase) for s in stations]
     deadline = Deadline(min(whole.remaining(), target.connect_timeout_seconds))
-    transport = _handshake_again(target, known, deadline)
+    opened: list[paramiko.Transport] = []
     try:
-        _log_in(transport, target, file_key, deadline)
+        for station, trusted, key in zip(stations, known, keys, strict=True):
+            road = functools.partial(_open_road, opened[-1] if opened else None, station, deadline)
+            opened.append(_handshake_again(station, road, trusted, deadline))
+            _log_in(opened[-1], station, key, deadline)
+            opened[-1].set_keepalive(_KEEPALIVE_SECONDS)
     except BaseException:
-        transport.close()
+        for transport in reversed(opened):
+            transport.close()
         raise
-    transport.set_keepalive(_KEEPALIVE_SECONDS)
-    return transport
+    return LoggedIn(opened[-1], tuple(opened[:-1]))
+
+
+def _open_road(below: paramiko.Transport | None, station: SshAddress, deadline: Deadline) -> Any:
+    """What the next SSH connection runs on: a TCP connection, or a channel through the jump host below."""
+    if below is None:
+        return open_socket(station.host, station.port, deadline)
+    try:
+        return below.open_channel(
+            "direct-tcpip", (station.host, station.port), ("127.0.0.1", 0), timeout=max(0.1, deadline.remaining())
+        )
+    except LOST as error:
+        raise HostUnreachable(
+            f"The jump host does not connect to {station.host} port {station.port}: {error}",
+            field=_FIELD + "proxy_jump",
+            remedy=f"check that the jump host can reach {station.host} and allows forwarding (AllowTcpForwarding).",
+        ) from error
 
 
 class _HandshakeBroken(HostUnreachable):
     pass
 
 
-def _handshake_again(target: SshAddress, known: KnownKeys, deadline: Deadline) -> paramiko.Transport:
+def _handshake_again(
+    target: SshAddress, road: Callable[[], Any], known: KnownKeys, deadline: Deadline
+) -> paramiko.Transport:
     """Try a few times: sshd turns newcomers away at random while many log in at once (MaxStartups)."""
     attempt = 1
     while True:
         try:
-            return _handshake(target, known, deadline)
+            return _handshake(target, road, known, deadline)
         except _HandshakeBroken:
             pause = random.uniform(0.2, 0.6)
             if attempt == _ATTEMPTS or deadline.remaining() < 2 * pause:
@@ -102,8 +146,8 @@ def _handshake_again(target: SshAddress, known: KnownKeys, deadline: Deadline) -
             time.sleep(pause)
 
 
-def _handshake(target: SshAddress, known: KnownKeys, deadline: Deadline) -> paramiko.Transport:
-    sock = open_socket(target.host, target.port, deadline)
+def _handshake(target: SshAddress, road: Callable[[], Any], known: KnownKeys, deadline: Deadline) -> paramiko.Transport:
+    sock = road()
     try:
         transport = paramiko.Transport(sock)
     except LOST as error:

@@ -25,6 +25,7 @@ from dagster_slurm.errors import (
     ReplyIncomplete,
 )
 from dagster_slurm.remote import ssh, ssh_login
+from dagster_slurm_tests.cluster.packages import install
 from dagster_slurm_tests.integration.loopback import (
     KEY_TYPES,
     Login,
@@ -300,7 +301,7 @@ def test_a_host_that_turns_newcomers_away_is_asked_again_a_few_times(
 @pytest.mark.parametrize("login_shell", ["/bin/bash", "/usr/bin/csh"])
 def test_M_6_banners_and_noisy_login_shells(login: Login, tmp_path: Path, login_shell: str) -> None:
     if not os.path.exists(login_shell):
-        pytest.skip(f"{login_shell} is not installed")
+        install(["csh"])
     banner = tmp_path / "banner"
     banner.write_text("* 4242|RUNNING *\n")
     for name in (".bashrc", ".cshrc"):
