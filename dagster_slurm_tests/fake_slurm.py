@@ -30,7 +30,8 @@ from dagster_slurm_tests.builders import HEAD_SHAPE, WORKER_SHAPE
 _COMMANDS = {
     "sbatch": """
 for word do case $word in --job-name=*) name=${word#*=} ;; --comment=*) comment=${word#*=} ;; esac; done
-id=$(($(ls "$fake/jobs" | wc -l) + 1))
+id=1
+until (set -C; : >"$fake/jobs/$id") 2>/dev/null; do id=$((id + 1)); done
 printf 'state=PENDING name=%s comment=%s command=%s' "$name" "'$comment'" "$word" >"$fake/jobs/$id"
 echo "$id"
 """,

@@ -7,7 +7,6 @@ and the POSIX ``cksum`` of all that and its body.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import zlib
 
@@ -132,20 +131,3 @@ def quote(value: str) -> str:
     if value and not re.search(r"[^A-Za-z0-9_@%+:,./-]", value):
         return value
     return "'" + value.replace("'", "'\\''") + "'"
-
-
-def heredoc(data: str) -> str:
-    """A here-document with exactly this text, to stand at the end of a command; nothing in it is expanded.
-
-    Returns:
-        ``<<'MARK'``, the text and the closing mark, each on its own lines, with a final newline. The text gets
-        a final newline when it has none.
-
-    Raises:
-        ValueError: It holds a NUL byte.
-    """
-    if "\0" in data:
-        raise ValueError("a text with a NUL byte cannot be passed to a shell")
-    mark = "END_" + hashlib.sha256(data.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    ending = "" if data.endswith("\n") or not data else "\n"
-    return f"<<'{mark}'\n{data}{ending}{mark}\n"

@@ -35,7 +35,7 @@ EFFECT_LIMIT_SECONDS = 40
 OBSERVATION_LIMIT_SECONDS = 60
 
 #: Labels of the steps right after an effect has looked at its lock.
-BEGINNINGS = frozenset({"before-sent", "acting"})
+BEGINNINGS = frozenset({"before-sent", "before-cancel", "before-drain", "before-revoke"})
 
 _Step: TypeAlias = "tuple[str, Effect | None]"
 
@@ -163,7 +163,7 @@ class SimulatedCommit:
     def do_mark(self, _: None) -> str | None:
         """Mark the submissions as open."""
         self.files.open |= set(self._tokens())
-        return "marked"
+        return "before-ledger"
 
     def do_look_at_lock(self, _: None) -> str | None:
         """Looking at the owner and renaming are two acts: what keeps a late rename from doing harm is the fence."""
@@ -175,7 +175,7 @@ class SimulatedCommit:
         if prepared is None:
             return self.refuse("changed")
         self.files.ledger = prepared
-        return "in-place"
+        return "ledger-in-place"
 
     def refuse(self, code: str) -> str | None:
         """Clear away, release, look again."""
@@ -253,7 +253,7 @@ class SimulatedCommit:
 
     def do_begin(self, effect: Effect) -> str | None:
         """May it be done?"""
-        return "acting" if self.may_act() else self._skip(effect)
+        return f"before-{_word(effect)}" if self.may_act() else self._skip(effect)
 
     def do_bar(self, effect: Submit | Revoke) -> str | None:
         """What was never sent is barred from being sent; until it is revoked it looks sent."""
@@ -268,7 +268,8 @@ class SimulatedCommit:
         done = self.files.move_fate(effect.token, Fate.SENT, Fate.REVOKED)
         if isinstance(effect, Revoke):
             self._revoked[effect.token] = done
-        return "acted"
+            return "after-revoke"
+        return "withdrawn"
 
     def do_act(self, effect: Effect) -> str | None:
         """Cancel or drain."""
@@ -276,7 +277,7 @@ class SimulatedCommit:
             self.scheduler.cancel(effect.slurm_job_ids, self._ledger().job_name, only_pending=effect.only_pending)
         elif isinstance(effect, Drain):
             self.files.drains[effect.token] = effect.deadline
-        return "acted"
+        return f"after-{_word(effect)}"
 
     def do_forget(self, effect: Forget) -> str | None:
         """Remove markers."""
@@ -286,7 +287,7 @@ class SimulatedCommit:
     def do_close(self, _: Close) -> str | None:
         """Mark the session as ending."""
         self.files.closing = True
-        return "closing"
+        return "closing-marked"
 
     def do_cancel_named(self, _: Close) -> str | None:
         """Cancel everything of the session's name."""
@@ -295,6 +296,10 @@ class SimulatedCommit:
 
     def _ledger(self) -> Ledger:
         return read_ledger(self.request.ledger, path="the new ledger")
+
+
+def _word(effect: Effect) -> str:
+    return type(effect).__name__.lower()
 
 
 def _finishing(effect: Submit) -> list[_Step]:

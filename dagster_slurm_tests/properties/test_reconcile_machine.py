@@ -47,6 +47,10 @@ def stored(content: bytes) -> Ledger:
     return read_ledger(content, path="simulated ledger")
 
 
+#: Rows of the fault matrix that meet in one life; each life counts once for each that it met.
+FAULTS = ("F1", "F2", "F3", "F4", "F6", "F7", "F8", "F13", "F15", "F16", "F17", "F23")
+
+
 class ReconcileMachine(RuleBasedStateMachine):
     """One session, one intent, any number of processes (each call is one)."""
 
@@ -58,9 +62,13 @@ class ReconcileMachine(RuleBasedStateMachine):
         self.paused_counts: list[int] = []
         self.deadlines: dict[str, int] = {}
         self.recorded: set[str] = set()
+        self.met: set[str] = set()
 
-    @initialize()
-    def create(self) -> None:
+    @initialize(min_job_age_seconds=st.sampled_from([300, 300, 20, 2]))
+    def create(self, min_job_age_seconds: int = 300) -> None:
+        self.scheduler.min_job_age_seconds = min_job_age_seconds
+        if min_job_age_seconds < 300:
+            self.met.add("F8")
         outcome = carry_out(self.site, lambda o: plan_head(o, "sim", HEAD, WORKER, fresh_tokens()), pause=no_pause)
         assert outcome.ledger.head is not None
         self.site.start_job(outcome.ledger.head.slurm_job_id)
@@ -76,7 +84,8 @@ class ReconcileMachine(RuleBasedStateMachine):
         self.nothing_begins_without_its_lock()
 
     def teardown(self) -> None:
-        executed("F23", simulated=1)
+        for row in ("F23", *self.met):
+            executed(row, simulated=1)
 
     # -- what processes do -------------------------------------------------------------------------
 
@@ -88,6 +97,10 @@ class ReconcileMachine(RuleBasedStateMachine):
         before = len(self.counted())
         self.scheduler.submission_answers = submissions
         self.site.fault = fault
+        if {"lost", "late", "nothing"} & {*submissions[:count]}:
+            self.met.add("F4")
+        if fault is not None:
+            self.met.add({"die": "F1", "power": "F2", "pause": "F13", "lose": "F3"}[fault[0]])
         if fault is not None and fault[0] == "pause":
             self.paused_counts.append(count)
         self.bound = max(before, count, *self.paused_counts, 0)
@@ -137,6 +150,7 @@ class ReconcileMachine(RuleBasedStateMachine):
         ]
         if running:
             self.scheduler.end(running[choice % len(running)].slurm_job_id, state)
+            self.met |= {"NODE_FAIL": {"F15"}, "PREEMPTED": {"F17"}}.get(state, set())
 
     @rule(choice=st.integers(0, 50))
     def worker_is_requeued(self, choice: int) -> None:
@@ -145,6 +159,7 @@ class ReconcileMachine(RuleBasedStateMachine):
         running = [job for job in running if head is None or job.slurm_job_id != head.slurm_job_id]
         if running:
             self.scheduler.requeue(running[choice % len(running)].slurm_job_id)
+            self.met.add("F16")
 
     @rule()
     def late_submissions_arrive(self) -> None:
@@ -159,10 +174,14 @@ class ReconcileMachine(RuleBasedStateMachine):
     @rule(silent=st.booleans())
     def controller(self, silent: bool) -> None:
         self.scheduler.silent = silent
+        if silent:
+            self.met.add("F6")
 
     @rule(answers=st.booleans())
     def accounting(self, answers: bool) -> None:
         self.scheduler.accounting = answers
+        if not answers:
+            self.met.add("F7")
 
     # -- what must hold ----------------------------------------------------------------------------
 
@@ -256,4 +275,4 @@ class ReconcileMachine(RuleBasedStateMachine):
 ReconcileMachine.TestCase.settings = settings(
     max_examples=amount(150, 10_000), stateful_step_count=30, suppress_health_check=list(HealthCheck)
 )
-TestReconcile = pytest.mark.fault("F23")(ReconcileMachine.TestCase)
+TestReconcile = pytest.mark.fault(*FAULTS)(ReconcileMachine.TestCase)

@@ -28,13 +28,13 @@ def session() -> Session:
 
 def test_a_call_observes_commits_and_records(session: Session) -> None:
     site = Meddled(session.site, [])
-    before = session.site.steps.count("in-place")
+    before = session.site.steps.count("ledger-in-place")
     outcome = session.call(3, site)
     assert outcome.submitted == ("2", "3", "4")
     assert outcome.recovered == ()
     assert outcome.held_back == ()
     assert site.observations == 1
-    assert session.site.steps.count("in-place") == before + 2, "one commit, and one that records the ids"
+    assert session.site.steps.count("ledger-in-place") == before + 2, "one commit, and one that records the ids"
     assert session.recorded() == ["2", "3", "4"]
     assert not session.site.files.open
 
