@@ -11,7 +11,7 @@ from dagster_slurm.errors import DagsterSlurmError
 
 #: Between two steps of an election that is under way; Ray's head takes some seconds to come up.
 STEP_SECONDS = 2.0
-#: Successors that end before they lead are followed by at most so many in all.
+#: So many successors are queued for one head: those that end before they lead are not followed without end.
 SUCCESSORS_ALLOWED = 3
 
 
@@ -42,6 +42,7 @@ class HeadKeeper:
         self._log = log
         self._window = successor_before_seconds
         self._successors = 0
+        self._successors_of: str | None = None
         self._snapshot: SessionSnapshot | None = None
         self._next_step_at: float | None = None
         self._said = ""
@@ -82,6 +83,8 @@ class HeadKeeper:
 
     def _queue_successor(self, snapshot: SessionSnapshot) -> None:
         left, next_one = snapshot.head.time_left_seconds, snapshot.successor
+        if snapshot.head.slurm_job_id != self._successors_of:
+            self._successors, self._successors_of = 0, snapshot.head.slurm_job_id
         due = self._window is not None and left is not None and left <= self._window and not snapshot.closing
         if not due or self._successors >= SUCCESSORS_ALLOWED:
             return

@@ -27,8 +27,8 @@ from dagster_slurm_tests.cluster.daemons import Process, identify, is_stopped, s
 
 #: Stays pending for ever, so that a test of counts starts no processes.
 HELD = SlurmWorkerAllocationConfig(extra_options=("--hold",))
-_SMALL = EffectiveShape(partition="cpu", cpus_per_task=1, mem="100M", time_limit="00:10:00")
-_SMALL_HELD = attrs.evolve(_SMALL, extra_options=("--hold",))
+SMALL = EffectiveShape(partition="cpu", cpus_per_task=1, mem="100M", time_limit="00:10:00")
+_SMALL_HELD = attrs.evolve(SMALL, extra_options=("--hold",))
 
 _LIVE = "PENDING,CONFIGURING,RUNNING,SUSPENDED"
 
@@ -97,16 +97,16 @@ class Place:
         known_hosts.write_text(f"[{self.address.host}]:{port} {key}")
         return attrs.evolve(self, address=attrs.evolve(self.address, port=port, known_hosts=str(known_hosts)))
 
-    def spec(self, *, head: EffectiveShape = _SMALL_HELD, worker: EffectiveShape = _SMALL) -> SessionSpec:
+    def spec(self, *, head: EffectiveShape = _SMALL_HELD, worker: EffectiveShape = SMALL) -> SessionSpec:
         return SessionSpec(settings=self.settings(), remote_base=self.base, head=head, worker=worker)
 
-    def create(self, *, head: EffectiveShape = _SMALL_HELD, worker: EffectiveShape = _SMALL) -> AllocationSession:
+    def create(self, *, head: EffectiveShape = _SMALL_HELD, worker: EffectiveShape = SMALL) -> AllocationSession:
         """Create the session; its head stays pending unless another shape is given."""
         return create_or_attach(self.shell(), self.spec(head=head, worker=worker))
 
     def create_running(self) -> AllocationSession:
         """Create the session with a head that runs."""
-        return self.create(head=_SMALL)
+        return self.create(head=SMALL)
 
     def open(self, *, faults: str = "", slurm_bin: str | None = None, **limits: Any) -> AllocationSession:
         """Another client of the session, without any remote command."""

@@ -9,7 +9,7 @@ import attrs
 
 from dagster_slurm.allocations.bookkeeping import Books
 from dagster_slurm.allocations.conditions import recently_reported
-from dagster_slurm.allocations.ledger import AllocationRecord, Ledger
+from dagster_slurm.allocations.ledger import HEAD, AllocationRecord, Ledger
 from dagster_slurm.allocations.observation import Observation
 from dagster_slurm.allocations.reports import draining_of, ray_nodes_of
 from dagster_slurm.slurm.replies import ListedJob
@@ -75,10 +75,18 @@ def claim_state(claim: Claim, books: Books, observation: Observation) -> ClaimSt
     record = books.ledger.record(claim.slurm_job_id)
     if record is None or record.drain_deadline is not None or books.conditions[record.slurm_job_id].live is False:
         return ClaimState.VOID
+    if is_on_its_way(books.ledger):
+        # It would take the head's place when it is found; until it is, nobody else takes it.
+        return ClaimState.COMING
     if books.conditions[record.slurm_job_id].state == "RUNNING" and has_come_up(record, observation):
         return ClaimState.UP
     late = observation.login_clock - claim.claimed_at > CLAIM_LIMIT_SECONDS
     return ClaimState.FAILED if late else ClaimState.COMING
+
+
+def is_on_its_way(ledger: Ledger) -> bool:
+    """Whether a new head was submitted and its job is not recorded yet."""
+    return any(submission.role == HEAD for submission in ledger.worker_submissions.values())
 
 
 def has_come_up(record: AllocationRecord, observation: Observation) -> bool:

@@ -26,6 +26,7 @@ from dagster_slurm.allocations.election import (
     claim_state,
     failures_of,
     head_need,
+    is_on_its_way,
 )
 from dagster_slurm.allocations.ledger import HEAD, SUCCESSOR, WORKER, AllocationRecord, Ledger
 from dagster_slurm.allocations.observation import Observation
@@ -112,6 +113,9 @@ def plan_promotion(ledger: Ledger, observation: Observation, nonce: str) -> Plan
         return plan_with(books, books.ledger, (), (HeldBack("no_successor", "There is no successor to promote."),))
     if claim is not None:
         return _go_on(books, observation, claim)
+    if is_on_its_way(books.ledger):
+        sentence = "A new head was submitted and is not recorded yet; it takes the head's place first."
+        return plan_with(books, books.ledger, (), (HeldBack("unresolved", sentence),))
     condition = books.conditions[successor.slurm_job_id]
     if condition.state != "RUNNING" or successor.drain_deadline is not None:
         sentence = f"The successor, job {successor.slurm_job_id}, cannot lead: {condition.state or 'state unknown'}."
@@ -183,7 +187,7 @@ def _publish(books: Books, slurm_job_id: str) -> Plan:
 
 def _elect(books: Books, observation: Observation, need: str, tokens: Iterator[str]) -> Plan:
     ledger = books.ledger
-    if _is_on_its_way(ledger):
+    if is_on_its_way(ledger):
         return plan_with(books, ledger)
     leader = best_leader(books, observation, need)
     if leader is not None:
@@ -195,10 +199,6 @@ def _elect(books: Books, observation: Observation, need: str, tokens: Iterator[s
         return plan_with(books, ledger, (), (HeldBack("no_head", "No shape of a head is recorded to submit one."),))
     with_new, submit = submitting(ledger, observation, next(tokens), HEAD, shape)
     return plan_with(books, with_new, (submit,))
-
-
-def _is_on_its_way(ledger: Ledger) -> bool:
-    return any(submission.role == HEAD for submission in ledger.worker_submissions.values())
 
 
 def _awaits_successor(books: Books) -> bool:

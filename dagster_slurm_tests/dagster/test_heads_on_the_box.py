@@ -16,7 +16,7 @@ from dagster_slurm_tests.cluster import SlurmBox
 from dagster_slurm_tests.dagster.box_resource import jobs_of, resource_on
 from dagster_slurm_tests.dagster.jobs import PAYLOADS
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.fault("F21")]
 
 WORKER = SlurmWorkerAllocationConfig(cpus_per_task=1)
 

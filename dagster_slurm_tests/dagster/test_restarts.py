@@ -246,6 +246,10 @@ def test_a_successor_that_cannot_be_had_is_not_asked_for_without_end() -> None:
     for _ in range(9):
         keeper.step(near_its_end(900), 1.0)
     assert elections.answers == []
+    elections.answers = [refused]
+    later = near_its_end(900)
+    keeper.step(attrs.evolve(later, head=attrs.evolve(later.head, slurm_job_id="2")), 2.0)
+    assert elections.answers == [], "the next head has successors of its own"
     assert notes.lines == [
         "The next head could not be queued; trying again. gone",
         "The next head: not submitted. No such account.",

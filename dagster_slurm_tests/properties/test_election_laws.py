@@ -6,7 +6,7 @@ from hypothesis import given
 
 from dagster_slurm.allocations.bookkeeping import bring_up_to_date
 from dagster_slurm.allocations.conditions import condition_of
-from dagster_slurm.allocations.election import ENDED, claim_of, has_come_up, head_need
+from dagster_slurm.allocations.election import ENDED, claim_of, has_come_up, head_need, is_on_its_way
 from dagster_slurm.allocations.ledger import Ledger
 from dagster_slurm.allocations.observation import Observation
 from dagster_slurm.allocations.plan import Cancel, Submit
@@ -46,6 +46,7 @@ def test_only_what_was_claimed_and_came_up_is_published(world: Observation) -> N
         assert head is not None
         assert head.slurm_job_id == claim.slurm_job_id
         assert has_come_up(head, world)
+        assert not is_on_its_way(before), "it would be displaced by the head that is on its way"
         assert plan.ledger.election is None
         if before.head is not None:
             assert before.head in plan.ledger.predecessors

@@ -110,9 +110,17 @@ def workers_of(n: int) -> st.SearchStrategy[AllocationRecord]:
 
 def submissions_of(n: int) -> st.SearchStrategy[Any]:
     return st.builds(
-        lambda key, at: submission(n, intent=key, prepared_at=at, dated=key is not None, extra={"note": n}),
+        lambda key, at, role: submission(
+            n,
+            intent=key,
+            role=role if key is None else "worker",
+            prepared_at=at,
+            dated=key is not None,
+            extra={"note": n},
+        ),
         keys,
         clocks,
+        st.sampled_from(["worker", "head", "successor"]),
     )
 
 

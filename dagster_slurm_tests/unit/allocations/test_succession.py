@@ -312,6 +312,18 @@ def test_what_cannot_be_promoted_is_said() -> None:
     assert codes(promote(look(released, job(2)))) == ("not_running",)
 
 
+def test_nobody_takes_the_place_of_a_head_that_is_on_its_way() -> None:
+    opened = submission(9, role="head", intent=None, dated=False, shape=HEAD_SHAPE.digest)
+    traces = {opened.token: trace()}
+    books = ledger(opened=(opened,), successor=head(2))
+    assert codes(promote(ended(books, job(2), traces=traces))) == ("unresolved",)
+    for act in (promote, ensure):
+        plan = act(ended(attrs.evolve(books, **claimed(2, 999)), job(2), traces=traces, **up(2)))
+        assert plan.ledger.claimed_leader() == "2", "it waits"
+        assert plan.ledger.head is not None
+        assert plan.ledger.head.slurm_job_id == "1"
+
+
 def test_an_election_under_way_is_gone_on_with() -> None:
     books = ledger(record(7), successor=head(2), **claimed(7))
     plan = promote(ended(books, job(2), job(7), **up(7)))
