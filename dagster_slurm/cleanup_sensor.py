@@ -98,7 +98,7 @@ class _Tick:
         if strangers:
             self._sentences.append(f"Runs not known here, left alone: {', '.join(sorted(strangers)[:10])}")
         if not self._sentences:
-            self._sentences.append(f"{len(found)} sessions; nothing to end, nothing to remove.")
+            self._sentences.append(f"{len(found)} session(s); nothing to end, nothing to remove.")
         return dg.SensorResult(skip_reason=told(self._sentences, len(visits.left)), cursor=visits.cursor().write())
 
     def _is_kept(self, session: FoundSession) -> bool:

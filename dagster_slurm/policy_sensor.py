@@ -181,7 +181,7 @@ class _Tick:
     def _record(self, run: dg.DagsterRun, seen: Seen) -> None:
         tick, asset = seen.tick, seen.asset
         self._sentences.append(f"{run.run_id[:8]}{'' if asset is None else ' ' + asset.intent_key}: {tick.decision}")
-        news = self._round.is_news(f"{run.run_id} {'' if asset is None else asset.intent_key}", essence(tick))
+        news = self._round.is_news(f"{run.run_id} {'' if asset is None else asset.intent_key}".rstrip(), essence(tick))
         if not (news or tick.acted):
             return
         metadata = tick_metadata(tick)

@@ -140,9 +140,10 @@ def small_picture(timeline: Timeline) -> str:
     raise AssertionError("two lines of 21 columns fit")
 
 
-_SMALL_WIDTH = 420
+#: Narrow enough for the column of values on an asset's page.
+_SMALL_WIDTH = 294
 #: Rows and columns that are tried, until the text is short enough.
-_DETAILS = ((40, 210), (40, 105), (40, 42), (40, 30), (14, 30), (12, 21), (9, 21), (6, 21), (3, 21), (0, 21))
+_DETAILS = ((40, 294), (40, 98), (40, 49), (40, 42), (14, 42), (12, 21), (9, 21), (6, 21), (3, 21), (0, 21))
 
 
 def _small(timeline: Timeline, most_rows: int, columns: int) -> str:

@@ -87,7 +87,7 @@ def world() -> Iterator[World]:
 def test_the_session_of_a_run_that_is_over_is_ended_once(world: World, status: str) -> None:
     run = world.run(dg.DagsterRunStatus[status])
     world.tick()
-    assert world.tick() == "1 sessions; nothing to end, nothing to remove."
+    assert world.tick() == "1 session(s); nothing to end, nothing to remove."
     assert world.compute.calls == [f"end {run}"]
     assert world.log(run) == ["The Slurm session has ended; no job of it is left."]
 

@@ -63,7 +63,7 @@ def test_sensors_take_over_from_a_killed_run_and_clean_up_after_it(
     assert len(submitted_by(box, run.run_id)) == 3
 
     cleanup = Daemon(session_cleanup_sensor(), run.instance, compute)
-    assert cleanup.tick() == "1 sessions; nothing to end, nothing to remove."
+    assert cleanup.tick() == "1 session(s); nothing to end, nothing to remove."
     assert len(jobs_of(box, run.run_id)) == 3
     # What Dagster's run monitoring does with a run whose worker is gone.
     lost = run.run
@@ -75,7 +75,7 @@ def test_sensors_take_over_from_a_killed_run_and_clean_up_after_it(
     assert (directory / "ended").exists()
     assert not (directory / "ray.token").exists()
     assert "has ended; no job of it is left" in run.log()
-    assert cleanup.tick() == "1 sessions; nothing to end, nothing to remove."
+    assert cleanup.tick() == "1 session(s); nothing to end, nothing to remove."
 
     Daemon(session_cleanup_sensor(keep_seconds=0), run.instance, compute).tick()
     assert not directory.exists()
