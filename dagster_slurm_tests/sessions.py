@@ -59,6 +59,10 @@ def until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None
         time.sleep(0.05)
 
 
+#: Connections of the test that runs: a thousand tests would keep a thousand sshd busy.
+_SHELLS: list[SshShell] = []
+
+
 @attrs.frozen(kw_only=True)
 class Place:
     """Where one session lives and how to get there. A plain value: it can be sent to another process.
@@ -88,8 +92,10 @@ class Place:
         return SessionSettings(session_id=self.session_id, session_dir=str(self.directory), **values)
 
     def shell(self, *, faults: str = "", slurm_bin: str | None = None) -> SshShell:
-        """A connection of its own. ``faults`` are shell lines that every script runs first."""
-        return SshShell(self.address, f"{self.remote_setup}\n{faults}", slurm_bin or self.slurm_bin)
+        """A connection of its own, closed after the test. ``faults`` are shell lines that every script runs first."""
+        shell = SshShell(self.address, f"{self.remote_setup}\n{faults}", slurm_bin or self.slurm_bin)
+        _SHELLS.append(shell)
+        return shell
 
     def reached_through(self, port: int, known_hosts: Path) -> Place:
         """The same place behind a relay; ``known_hosts`` is written with the login node's key for its port."""
@@ -331,6 +337,8 @@ def place(box: SlurmBox, fresh_base: Path) -> Iterator[Place]:
     """A place for a new session; its jobs are cancelled after the test."""
     made = make_place(box, fresh_base)
     yield made
+    while _SHELLS:
+        _SHELLS.pop().close()
     box.run(["scancel", f"--name={made.job_name}"])
 
 
