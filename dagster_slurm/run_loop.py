@@ -218,8 +218,9 @@ class PayloadRun:
         if snapshot is None or not snapshot.certain:
             return None
         if poll.head_job_id is None:
-            head = snapshot.head
-            if head.committed is False and snapshot.successor is None and not self._is_replaced(head):
+            head, next_one = snapshot.head, snapshot.successor
+            succeeded = next_one is not None and next_one.committed is not False
+            if head.committed is False and not succeeded and not self._is_replaced(head):
                 said = f" It says: {head.message}." if head.message else ""
                 return f"The head's job {head.slurm_job_id} ended ({head.state}) before it took the payload.{said}"
             return None

@@ -173,7 +173,7 @@ class NodeAgent:
     def _serve(self, seen: decide.Seen) -> None:
         """Payloads: only the head by the ledger takes new ones, none that is only claimed, and none that drains."""
         run = self._memory.run
-        self._payloads.watch(time.monotonic())
+        self._payloads.watch(time.monotonic(), lambda: self._ray is not None and self._ray.is_whole())
         if seen.now - self._reaped_at > REAP_SECONDS:
             self._reaped_at = seen.now
             ray = [] if self._ray is None else self._ray.child_pids()

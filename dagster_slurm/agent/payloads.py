@@ -137,8 +137,13 @@ class Payloads:
         elif f"claim.{self._job}" in claims:
             self._close_interrupted(directory)
 
-    def watch(self, now: float) -> None:
-        """Cancel what is to be cancelled, record what has ended."""
+    def watch(self, now: float, ray_runs: Callable[[], bool]) -> None:
+        """Cancel what is to be cancelled, record what has ended.
+
+        Args:
+            now: This agent's clock.
+            ray_runs: Whether Ray's own processes live; a payload that fails without them did not fail by itself.
+        """
         for directory, owed in list(self._owed.items()):
             self._write_status(directory, owed)
         for running in list(self._running.values()):
@@ -153,7 +158,8 @@ class Payloads:
                 running.killed = True
                 end_tree(running.child, grace_seconds=0.0)
             if running.child.poll() is not None:
-                self._finish(running, None)
+                ray_gone = running.child.returncode != 0 and not ray_runs()
+                self._finish(running, "Ray has ended on its node" if ray_gone else None)
 
     def end_all(self, reason: str, grace_seconds: float) -> None:
         """End every payload because the head ends."""

@@ -61,6 +61,11 @@ class RayChild:
         """Whether the raylet runs: it ends by itself once it has drained, `ray start` does not."""
         return any(process.name.startswith("raylet") for process in descendants(self._child.pid))
 
+    def is_whole(self) -> bool:
+        """Whether Ray's control service and raylet both run, as they do on a head."""
+        names = [process.name for process in descendants(self._child.pid)]
+        return all(any(name.startswith(part) for name in names) for part in ("gcs_server", "raylet"))
+
     def publish_to(self, output: str, head_job_id: str, token: str) -> None:
         """Keep a publisher running from now on."""
         self._publish_command = [

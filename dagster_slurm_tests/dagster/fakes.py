@@ -43,7 +43,7 @@ class FakeSession:
 
     Attributes:
         now: Seconds since the beginning; a pause of the loop adds to it.
-        head, workers: What a snapshot shows.
+        head, successor, workers: What a snapshot shows.
         state, exit_code, message, ended_with_head, work, closing: What a poll shows.
         log, messages: The whole files; a poll shows them from the offset on.
         end_result, known_jobs: What is known of its end.
@@ -81,6 +81,7 @@ class FakeSession:
         self.known_jobs: tuple[str, ...] = ("1",)
         self.end_result = EndResult(complete=True)
         self.heads: list[AllocationSnapshot] = []
+        self.successor: AllocationSnapshot | None = None
         self.taken_by: str | None = "1"
         self.earlier: list[tuple[str, ...]] = []
 
@@ -100,7 +101,7 @@ class FakeSession:
             observed_at=EPOCH + int(self.now),
             certain=self.certain,
             head=self.head,
-            successor=None,
+            successor=self.successor,
             allocations=(self.head, *self.workers.values()),
             unresolved=self.unresolved,
             closing=self.closing,

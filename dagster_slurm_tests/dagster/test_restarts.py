@@ -143,6 +143,14 @@ def test_a_head_that_failed_by_itself_is_not_followed_by_a_queue_of_them(state: 
     assert ran.session.called("ensure_head") == []
 
 
+def test_a_successor_that_ended_is_nothing_to_wait_for() -> None:
+    ran = follow(head_ends("FAILED"), restarts=3)
+    ran.session.successor = AllocationSnapshot(slurm_job_id="2", role="successor", state="FAILED", committed=False)
+    with pytest.raises(PayloadFailed, match=r"ended \(FAILED\) before it took the payload"):
+        ran.run()
+    assert ran.session.called("ensure_head") == []
+
+
 def test_a_session_that_finds_no_other_head_fails_the_step_after_a_while() -> None:
     ran = follow(running, head_ends("TIMEOUT"), payload_ends_with_head, *[waits(20)] * 4, restarts=3)
     with pytest.raises(PayloadFailed, match="before it took the payload"):

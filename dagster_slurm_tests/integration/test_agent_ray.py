@@ -235,6 +235,23 @@ def test_a_worker_that_the_ledger_makes_the_head_takes_over_and_the_old_head_fol
     assert session.payload_status("after")["head_job_id"] == NEXT_HEAD
 
 
+def test_a_payload_whose_heads_ray_is_killed_ended_with_its_head_which_starts_again(session: HandMadeSession) -> None:
+    before = session.cluster_nodes(NEXT_HEAD)[NEXT_HEAD]["ray_node_id"]
+    session.start_payload("crashed", "import ray, time\nray.init(log_to_driver=False)\nwhile True: time.sleep(0.1)")
+    wait_for("the payload runs", partial(session.payload_runs, "crashed"))
+    raylets = [line for line in processes_of(session, NEXT_HEAD) if "raylet/raylet " in line]
+    assert len(raylets) == 1
+    os.kill(int(raylets[0].split()[0]), signal.SIGKILL)
+    assert final_state(session, "crashed") == "failed"
+    assert session.payload_status("crashed")["ended_with_head"] is True
+
+    def leads_again() -> bool:
+        node = session.cluster_nodes(NEXT_HEAD).get(NEXT_HEAD)
+        return node is not None and node["ray_node_id"] != before and session.has_state(NEXT_HEAD, "joined")
+
+    wait_for("a new head of Ray", leads_again)
+
+
 def test_closing_ends_the_head_and_leaves_nothing_behind(session: HandMadeSession) -> None:
     session.start_payload("endless", "import time\nwhile True: time.sleep(1)")
     wait_for("the payload runs", partial(session.payload_runs, "endless"))

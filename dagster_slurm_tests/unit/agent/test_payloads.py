@@ -30,6 +30,7 @@ class World:
         self.directory = directory
         (directory / "payloads").mkdir()
         self.said: list[str] = []
+        self.ray_runs = True
         self.runner = self.new_runner("12")
 
     def new_runner(self, job: str) -> Payloads:
@@ -59,7 +60,7 @@ class World:
         deadline = time.monotonic() + 30
         while not condition():
             assert time.monotonic() < deadline
-            self.runner.watch(time.monotonic() + later_seconds)
+            self.runner.watch(time.monotonic() + later_seconds, lambda: self.ray_runs)
             time.sleep(0.02)
 
     def run(self, payload_id: str) -> dict[str, Any]:
@@ -203,6 +204,20 @@ def test_a_cancelled_payload_that_ignores_term_is_killed_with_all_its_processes(
     status = world.status("p")
     assert (status["state"], status["signal"]) == ("cancelled", 9)
     assert all(gone(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("program", "ray_runs", "ended_with_head"),
+    [("raise SystemExit(1)", True, False), ("raise SystemExit(1)", False, True), ("", False, False)],
+)
+def test_a_payload_that_fails_because_ray_has_gone_ended_with_its_head(
+    world: World, program: str, ray_runs: bool, ended_with_head: bool
+) -> None:
+    world.ray_runs = ray_runs
+    world.add("p", program)
+    status = world.run("p")
+    assert status["state"] == ("failed" if program else "succeeded")
+    assert status["ended_with_head"] is ended_with_head
 
 
 def test_the_end_of_the_head_ends_all_payloads_and_says_so(world: World) -> None:
