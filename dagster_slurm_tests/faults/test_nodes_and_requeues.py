@@ -143,6 +143,8 @@ PREEMPTION = (
 )
 
 
+# Needs a box of its own, and waits for Slurm's grace time.
+@pytest.mark.slow
 @pytest.mark.fault("F17")
 def test_a_preempted_worker_is_no_failure_and_is_replaced_by_the_next_call() -> None:
     group = NodeGroup("cpu", count=1, cpus=2, default=True)

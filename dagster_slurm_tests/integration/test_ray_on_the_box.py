@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
 import pytest
 
+from dagster_slurm.allocations import election
 from dagster_slurm.allocations.config import EffectiveShape
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.allocations.snapshot import AllocationSnapshot
@@ -46,9 +49,9 @@ def session(box: SlurmBox, place: Place) -> Iterator[AllocationSession]:
     )
 
 
-def processes_of(directory: Path) -> list[str]:
-    """Processes on this host that an agent of the session started, or that are one."""
-    found = []
+def processes_of(directory: Path, slurm_job_id: str = "") -> dict[int, str]:
+    """Processes on this host that an agent of the session started, or that are one; all, or those of one job."""
+    found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -56,8 +59,11 @@ def processes_of(directory: Path) -> list[str]:
                 command = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if str(directory).encode() in environment + command and command:
-                found.append(command.replace(b"\0", b" ").decode(errors="replace"))
+            ours = str(directory).encode() in environment + command
+            report = f"{directory}/nodes/{slurm_job_id}.".encode()
+            of_job = report in environment or f"SLURM_JOB_ID={slurm_job_id}\0".encode() in environment
+            if command and ours and (not slurm_job_id or of_job):
+                found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
     return found
 
 
@@ -90,4 +96,26 @@ def test_six_allocations_on_shared_hosts_join_drain_and_leave_nothing(
     assert [w.ready for job, w in workers().items() if job != released] == [True] * (WORKERS - 1)
 
     assert session.end().complete
-    until(lambda: processes_of(place.directory) == [], "no process left")
+    until(lambda: processes_of(place.directory) == {}, "no process left")
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F21")
+def test_a_head_that_hangs_is_given_up_for_a_worker_that_does_not(
+    place: Place, observer: Observer, session: AllocationSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(election, "HEAD_SILENT_SECONDS", 15)
+    (worker,) = session.reconcile_workers(WorkerIntent("w", 1)).submitted
+    until(lambda: all(a.ready for a in session.inspect().allocations), "head and worker ready", 150)
+    head = str(session.inspect().head.slurm_job_id)
+    for pid in processes_of(place.directory, head):
+        os.kill(pid, signal.SIGSTOP)
+    until(lambda: session.inspect().head_needs == "silent", "nothing heard of the head", 60)
+    assert session.inspect().head.state == "RUNNING", "as far as Slurm knows"
+    assert session.ensure_head().claimed == worker
+    until(lambda: session.ensure_head().standing == "leads", "the worker leads", 90)
+    assert session.inspect().head.slurm_job_id == worker
+    # What is stopped does not hear that it is to end; Slurm kills it.
+    until(lambda: head not in observer.queue(), "the former head gone", 60)
+    assert session.end().complete
+    until(lambda: processes_of(place.directory) == {}, "no process left")
