@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -241,8 +241,3 @@ class RealWorld:
         """Cancel what does not bear the session's name."""
         if self._others:
             self._box.run(["scancel", *self._others])
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    """What the real scheduler does soon and the simulated one at once."""
-    until(condition, what)
