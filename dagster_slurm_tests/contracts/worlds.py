@@ -181,7 +181,9 @@ class RealWorld:
         until(lambda: self.state(job_id) != "PENDING", f"job {job_id} starts")
 
     def finish(self, job_id: str) -> None:
-        # The stub ends when it is told to.
+        # The stub ends well when it is told to, once it listens.
+        logs = self._place.directory / "submissions"
+        until(lambda: any(f"stub of {job_id} runs" in p.read_text() for p in logs.glob("*/log")), "the stub runs")
         self._box.run(["scancel", "--batch", "--signal=TERM", job_id])
         until(lambda: self.state(job_id) not in ("RUNNING", "COMPLETING"), f"job {job_id} ends")
 
