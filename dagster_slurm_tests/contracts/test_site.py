@@ -10,7 +10,8 @@ import pytest
 from dagster_slurm.allocations.observation import Fate, tokens_of
 from dagster_slurm.allocations.plan import Cancel, Close, CommitRefused, Committed, Drain, Forget, Revoke
 from dagster_slurm.slurm.states import StateClass, state_class
-from dagster_slurm_tests.contracts.worlds import World, commit, eventually, known, reconcile, row, submit
+from dagster_slurm_tests.contracts.worlds import World, commit, known, reconcile, row, submit
+from dagster_slurm_tests.sessions import until
 
 # -- submitting --------------------------------------------------------------------------------------
 
@@ -38,7 +39,7 @@ def test_a_started_job_runs_on_nodes_and_has_claimed_its_fate(world: World) -> N
     (token,) = known(world.site.observe()).worker_submissions
     (job,) = [job for job in world.site.observe().listing.jobs if token in tokens_of(job)]
     world.start(job.slurm_job_id)
-    eventually(lambda: world.site.observe().traces[token].fate is Fate.STARTED, "the fate claimed")
+    until(lambda: world.site.observe().traces[token].fate is Fate.STARTED, "the fate claimed")
     started = row(world, job.slurm_job_id)
     assert started.state == "RUNNING"
     assert world.site.observe().traces[token].started_job_id == job.slurm_job_id
@@ -94,7 +95,7 @@ def test_a_late_job_of_a_dropped_submission_does_nothing(world: World) -> None:
     world.late_arrive()
     (job,) = [job for job in world.site.observe().listing.jobs if token in tokens_of(job)]
     world.start(job.slurm_job_id)
-    eventually(lambda: world.state(job.slurm_job_id) == "COMPLETED", "the late job ended by itself")
+    until(lambda: world.state(job.slurm_job_id) == "COMPLETED", "the late job ended by itself")
     assert world.site.observe().traces[token].fate is Fate.REVOKED
 
 
@@ -104,7 +105,7 @@ def test_a_submission_that_started_cannot_be_dropped(world: World) -> None:
     (token,) = known(world.site.observe()).worker_submissions
     (job,) = [job for job in world.site.observe().listing.jobs if token in tokens_of(job)]
     world.start(job.slurm_job_id)
-    eventually(lambda: world.site.observe().traces[token].fate is Fate.STARTED, "the fate claimed")
+    until(lambda: world.site.observe().traces[token].fate is Fate.STARTED, "the fate claimed")
     answer = commit(world.site, Revoke(token, Fate.SENT))
     assert isinstance(answer, Committed)
     assert answer.revoked == {token: False}
@@ -118,7 +119,7 @@ def test_cancelling_what_is_pending_leaves_a_running_job_alone(world: World) -> 
     running, pending = submit(world), submit(world, held=True)
     world.start(running)
     commit(world.site, Cancel((running, pending), only_pending=True))
-    eventually(lambda: world.state(pending) == "CANCELLED", "the pending one cancelled")
+    until(lambda: world.state(pending) == "CANCELLED", "the pending one cancelled")
     assert row(world, running).state == "RUNNING"
 
 
@@ -126,8 +127,8 @@ def test_a_cancelled_job_stays_in_the_listing_as_ended(world: World) -> None:
     running = submit(world)
     world.start(running)
     commit(world.site, Cancel((running,), only_pending=False))
-    eventually(lambda: state_class(row(world, running).state or "") is StateClass.ENDED, "the job ended")
-    eventually(lambda: row(world, running).state != "COMPLETING", "its end is final")
+    until(lambda: state_class(row(world, running).state or "") is StateClass.ENDED, "the job ended")
+    until(lambda: row(world, running).state != "COMPLETING", "its end is final")
     ended = row(world, running)
     assert ended.state in ("CANCELLED", "COMPLETED"), "the stub ends by itself when it is told to"
     assert (ended.time_left_seconds, ended.reason, ended.expected_start_at) == (None, None, None)
@@ -139,7 +140,7 @@ def test_K_3_cancelling_ended_and_unknown_jobs_is_no_failure(world: World) -> No
         answer = commit(world.site, Cancel((job_id, "999999"), only_pending=False))
         assert isinstance(answer, Committed)
         assert answer.skipped == 0
-        eventually(lambda: world.state(job_id) == "CANCELLED", "cancelled")
+        until(lambda: world.state(job_id) == "CANCELLED", "cancelled")
 
 
 # The real one takes a minute to purge a job.
@@ -154,7 +155,7 @@ def test_an_ended_job_vanishes_and_accounting_names_its_end(world: World) -> Non
     assert row(world, job_id).state == "COMPLETED"
     world.forget_ended(job_id)
     assert world.site.observe().listed(job_id) is None
-    eventually(lambda: world.account(job_id).rows[job_id].state == "COMPLETED", "accounting names the end")
+    until(lambda: world.account(job_id).rows[job_id].state == "COMPLETED", "accounting names the end")
     account = world.account(job_id)
     assert account.answered
     assert account.rows[job_id].name == world.job_name
@@ -198,7 +199,7 @@ def test_foreign_jobs_are_neither_listed_nor_cancelled(world: World) -> None:
     assert not {other_name, other_user} & {job.slurm_job_id for job in observation.listing.jobs}
     commit(world.site, Cancel((other_name, other_user), only_pending=False))
     commit(world.site, Close(), even_if_closing=True)
-    eventually(
+    until(
         lambda: all(state_class(j.state or "") is StateClass.ENDED for j in world.site.observe().listing.jobs),
         "everything of ours ended",
     )
@@ -212,7 +213,7 @@ def test_closing_marks_the_session_and_cancels_by_name(world: World) -> None:
     assert isinstance(answer, Committed)
     assert world.site.observe().closing
     for job_id in (running, pending):
-        eventually(lambda job_id=job_id: world.state(job_id) in ("CANCELLED", "COMPLETED"), "ended")  # type: ignore[misc]
+        until(lambda job_id=job_id: world.state(job_id) in ("CANCELLED", "COMPLETED"), "ended")  # type: ignore[misc]
     refused = commit(world.site, Forget(()))
     assert isinstance(refused, CommitRefused)
     assert refused.code == "closing"

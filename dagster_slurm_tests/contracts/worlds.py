@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -181,7 +181,9 @@ class RealWorld:
         until(lambda: self.state(job_id) != "PENDING", f"job {job_id} starts")
 
     def finish(self, job_id: str) -> None:
-        # The stub ends when it is told to.
+        # The stub ends well when it is told to, once it listens.
+        logs = self._place.directory / "submissions"
+        until(lambda: any(f"stub of {job_id} runs" in p.read_text() for p in logs.glob("*/log")), "the stub runs")
         self._box.run(["scancel", "--batch", "--signal=TERM", job_id])
         until(lambda: self.state(job_id) not in ("RUNNING", "COMPLETING"), f"job {job_id} ends")
 
@@ -241,8 +243,3 @@ class RealWorld:
         """Cancel what does not bear the session's name."""
         if self._others:
             self._box.run(["scancel", *self._others])
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    """What the real scheduler does soon and the simulated one at once."""
-    until(condition, what)

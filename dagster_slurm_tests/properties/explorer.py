@@ -21,7 +21,6 @@ from typing import Any
 import attrs
 
 from dagster_slurm.allocations.intent import WorkerIntent
-from dagster_slurm.allocations.ledger import Ledger, read_ledger
 from dagster_slurm.allocations.lifecycle import plan_head, plan_outcomes
 from dagster_slurm.allocations.observation import Observation
 from dagster_slurm.allocations.plan import CommitRequest, Committed, Plan, Submit
@@ -42,6 +41,7 @@ from dagster_slurm_tests.properties.explorer_state import (
     no_look,
     seen_key,
 )
+from dagster_slurm_tests.properties.test_reconcile_machine import stored
 
 
 @attrs.frozen(kw_only=True)
@@ -90,12 +90,6 @@ class Result:
 
 class Violation(Exception):
     """Something that must hold does not."""
-
-
-@lru_cache(maxsize=100_000)
-def stored(content: bytes) -> Ledger:
-    """The ledger of these bytes."""
-    return read_ledger(content, path="explored ledger")
 
 
 class Explorer:

@@ -41,7 +41,7 @@ def no_pause(seconds: float) -> None:
     """The simulated clock does not move while a call waits."""
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=100_000)
 def stored(content: bytes) -> Ledger:
     """The ledger of these bytes; the checks between all steps read it again and again."""
     return read_ledger(content, path="simulated ledger")
