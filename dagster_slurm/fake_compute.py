@@ -73,7 +73,7 @@ class FakeSlurmCompute:
         """See ``SlurmComputeResource``."""
         return self.attach_session(op_context(context).run)
 
-    def attach_session(self, run: dg.DagsterRun | str) -> SimulatedSession:
+    def attach_session(self, run: dg.DagsterRun | str, *, check: bool = True) -> SimulatedSession:
         """See ``SlurmComputeResource``."""
         session_id = session_id_for(run if isinstance(run, str) else run.run_id, self.session_name)
         if session_id not in self.sessions:

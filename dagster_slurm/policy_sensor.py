@@ -171,7 +171,10 @@ class _Tick:
             log=self._context.log,
             policy_timeout_seconds=min(self._policy_timeout_seconds, self._round.seconds_left / 2),
         )
-        return call_within(self._round.seconds_left, lambda: watch_session(self._compute.attach_session(run), watch))
+        # Watching looks first of all, so attaching need not.
+        return call_within(
+            self._round.seconds_left, lambda: watch_session(self._compute.attach_session(run, check=False), watch)
+        )
 
     def _note(self, run: dg.DagsterRun, sentence: str, kind: str) -> None:
         self._sentences.append(f"{run.run_id[:8]}: {sentence}")

@@ -206,12 +206,13 @@ class ProcessSessions:
         with self._lock:
             return run_id not in self._begun
 
-    def attach(self, run_id: str, *, share: bool = False) -> AllocationSession:
+    def attach(self, run_id: str, *, share: bool = False, check: bool = True) -> AllocationSession:
         """The session of a run that has one.
 
         Args:
             run_id: The run.
             share: The run is this process's own: leaving ends its session when no step is left.
+            check: Whether to look that there is one.
 
         Raises:
             SessionNotFound: it has none.
@@ -219,7 +220,7 @@ class ProcessSessions:
         """
         with self._lock:
             known = self._begun.get(run_id)
-        session = attach(self._shell, self._place.spec(run_id)) if known is None else known
+        session = attach(self._shell, self._place.spec(run_id), check=check) if known is None else known
         if share:
             with self._lock:
                 self._begun[run_id] = session

@@ -134,20 +134,21 @@ class SlurmComputeResource(dg.ConfigurableResource[Any]):
         """
         return self._sessions_of(op_context(context)).get(op_context(context).run.run_id)
 
-    def attach_session(self, run: dg.DagsterRun | str) -> AllocationSession:
+    def attach_session(self, run: dg.DagsterRun | str, *, check: bool = True) -> AllocationSession:
         """The session of a run, if there is one; submits nothing. For checks, sensors and scripts.
 
         Close it with ``session.close()`` where no Dagster run does that.
 
         Args:
             run: The run or its id.
+            check: Whether to look that there is one. Without that the first call on the session finds out.
 
         Raises:
             ConfigurationError: a setting.
             SessionNotFound: the run has no session.
             RemoteError: the login node could not be asked.
         """
-        return self._process_sessions().attach(run if isinstance(run, str) else run.run_id)
+        return self._process_sessions().attach(run if isinstance(run, str) else run.run_id, check=check)
 
     def attach_run_allocation_session(self, context: StepContext) -> AllocationSession:
         """The session of the context's own run, if there is one; submits nothing.

@@ -109,3 +109,28 @@ def test_sensors_work_on_it() -> None:
             result = sensor(context)
             assert isinstance(result, dg.SensorResult)
             assert said in str(result.skip_reason)
+
+
+def test_partitions_of_a_backfill_have_a_session_each_and_their_policies_are_told_which() -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def policy(context: PolicyContext) -> WorkerIntent:
+        asked.append((context.run_id, context.partition_key))
+        return WorkerIntent(key=context.key, count=1)
+
+    @dg.asset(partitions_def=dg.StaticPartitionsDefinition(["a", "b"]), metadata=worker_policy(policy))
+    def parts(context: dg.AssetExecutionContext, compute: SlurmComputeResource) -> dg.MaterializeResult[Any]:
+        payload = Path(__file__).parent / "payloads" / "plain.py"
+        return compute.run(context=context, payload=payload).materialize_result()
+
+    compute = FakeSlurmCompute(work=remaining(1))
+    with dg.DagsterInstance.ephemeral() as instance:
+        runs = {
+            key: dg.materialize([parts], partition_key=key, instance=instance, resources={"compute": compute})
+            for key in ("a", "b")
+        }
+    assert set(asked) == {(run.run_id, key) for key, run in runs.items()}
+    assert compute.sessions.keys() == {run.run_id for run in runs.values()}
+    for key, run in runs.items():
+        observed = [e.asset_observation_data.asset_observation for e in run.get_asset_observation_events()]
+        assert {observation.partition for observation in observed} == {key}
