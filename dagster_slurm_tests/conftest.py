@@ -12,6 +12,7 @@ import pytest
 from dagster_slurm_tests import counting
 from dagster_slurm_tests.amount import FULL_SET_SEED, load_profile
 from dagster_slurm_tests.cluster import SlurmBox
+from dagster_slurm_tests.sessions import processes_of, until
 
 _BASES = itertools.count(1)
 
@@ -59,6 +60,14 @@ def box() -> Iterator[SlurmBox]:
         return
     with SlurmBox.start() as started:
         yield started
+        bases = Path(started.fresh_base("last")).parent
+        until(lambda: not ray_processes(bases), "no process of Ray left by any test", 60)
+
+
+def ray_processes(directory: Path) -> list[str]:
+    """What agents of sessions below this directory left of Ray."""
+    commands = processes_of(directory).values()
+    return [command for command in commands if "raylet" in command or "gcs_server" in command]
 
 
 @pytest.fixture

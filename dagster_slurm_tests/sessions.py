@@ -59,6 +59,24 @@ def until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None
         time.sleep(0.05)
 
 
+def processes_of(directory: Path, slurm_job_id: str = "") -> dict[int, str]:
+    """Agents of sessions below ``directory`` and the processes that they started on this host; of one job, or all."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environment = (entry / "environ").read_bytes()
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            ours = str(directory).encode() in environment + command
+            report = f"{directory}/nodes/{slurm_job_id}.".encode()
+            of_job = report in environment or f"SLURM_JOB_ID={slurm_job_id}\0".encode() in environment
+            if command and ours and (not slurm_job_id or of_job):
+                found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
+    return found
+
+
 #: Connections of the test that runs: a thousand tests would keep a thousand sshd busy.
 _SHELLS: list[SshShell] = []
 

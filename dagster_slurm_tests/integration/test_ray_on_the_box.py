@@ -10,13 +10,13 @@ from pathlib import Path
 import attrs
 import pytest
 
-from dagster_slurm.allocations import election
+from dagster_slurm.allocations import election, releases
 from dagster_slurm.allocations.config import EffectiveShape
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.allocations.snapshot import AllocationSnapshot
 from dagster_slurm.session.session import AllocationSession
 from dagster_slurm_tests.cluster import SlurmBox
-from dagster_slurm_tests.sessions import Observer, Place, until
+from dagster_slurm_tests.sessions import Observer, Place, processes_of, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -49,26 +49,12 @@ def session(box: SlurmBox, place: Place) -> Iterator[AllocationSession]:
     )
 
 
-def processes_of(directory: Path, slurm_job_id: str = "") -> dict[int, str]:
-    """Processes on this host that an agent of the session started, or that are one; all, or those of one job."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                environment = (entry / "environ").read_bytes()
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            ours = str(directory).encode() in environment + command
-            report = f"{directory}/nodes/{slurm_job_id}.".encode()
-            of_job = report in environment or f"SLURM_JOB_ID={slurm_job_id}\0".encode() in environment
-            if command and ours and (not slurm_job_id or of_job):
-                found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
-    return found
-
-
-def test_six_allocations_on_shared_hosts_join_drain_and_leave_nothing(
-    box: SlurmBox, place: Place, observer: Observer, session: AllocationSession, tmp_path: Path
+def test_six_allocations_on_shared_hosts_join_drain_to_their_ends_and_leave_nothing(
+    place: Place,
+    observer: Observer,
+    session: AllocationSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     jobs = session.reconcile_workers(WorkerIntent("w", WORKERS)).submitted
 
@@ -94,6 +80,23 @@ def test_six_allocations_on_shared_hosts_join_drain_and_leave_nothing(
     until(lambda: session.poll_payload(payload_id).state == "succeeded", "the task's end")
     until(lambda: released not in observer.queue(), "the drained job gone", 10)
     assert [w.ready for job, w in workers().items() if job != released] == [True] * (WORKERS - 1)
+
+    # A deadline that is shorter than the task: Ray does not enforce it, the agent does.
+    monkeypatch.setattr(releases, "DRAIN_GRACE_SECONDS", 6)
+    (place.directory / "go").unlink()
+    (place.directory / "held").unlink()
+    late = session.start_payload(payload, env={"JOB": jobs[1]})
+    until(lambda: (place.directory / "held").exists(), "the task's start", 60)
+    removed = session.remove_worker_allocation(jobs[1], drain_timeout=0)
+    assert removed.drain_deadline is not None
+    before = last = session.inspect()
+    while jobs[1] in observer.queue():
+        last = session.inspect()
+        assert last.observed_at < removed.drain_deadline + 15
+    assert before.observed_at < removed.drain_deadline <= session.inspect().observed_at
+    assert last.observed_at >= removed.drain_deadline - 2, "it worked until then"
+    until(lambda: session.poll_payload(late).state == "failed", "the lost task's payload has failed")
+    assert workers()[jobs[1]].state == "COMPLETED", "it left by itself"
 
     assert session.end().complete
     until(lambda: processes_of(place.directory) == {}, "no process left")
