@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from dagster_slurm.remote.ssh import SshAddress, SshShell
 
 KEY_TYPES = ("ed25519", "ecdsa", "rsa")
@@ -232,3 +234,15 @@ def relay(target_port: int, turned_away: int = 0) -> Iterator[Relay]:
         yield running
     finally:
         running.close()
+
+
+@pytest.fixture(scope="module")
+def login() -> Iterator[Login]:
+    """A user to log in as."""
+    if os.geteuid() != 0 or not os.path.exists("/usr/sbin/sshd"):
+        pytest.skip("needs root and the package openssh-server")
+    created = Login()
+    try:
+        yield created
+    finally:
+        created.remove()

@@ -38,19 +38,6 @@ from dagster_slurm_tests.integration.loopback import (
     wait_until,
 )
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or not os.path.exists("/usr/sbin/sshd"), reason="needs root and the package openssh-server"
-)
-
-
-@pytest.fixture(scope="module")
-def login() -> Iterator[Login]:
-    created = Login()
-    try:
-        yield created
-    finally:
-        created.remove()
-
 
 @pytest.fixture(scope="module")
 def server(login: Login) -> Iterator[Sshd]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,19 +14,6 @@ from dagster_slurm.remote.ssh import SshAddress
 from dagster_slurm.remote.ssh_config import Login as Stated
 from dagster_slurm.remote.ssh_config import address_of
 from dagster_slurm_tests.integration.loopback import Login, Sshd, free_port, make_key, relay, shell_to, sshd, wait_until
-
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or not os.path.exists("/usr/sbin/sshd"), reason="needs root and the package openssh-server"
-)
-
-
-@pytest.fixture(scope="module")
-def login() -> Iterator[Login]:
-    created = Login()
-    try:
-        yield created
-    finally:
-        created.remove()
 
 
 @pytest.fixture(scope="module")
