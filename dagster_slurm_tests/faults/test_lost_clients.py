@@ -39,8 +39,8 @@ class CuttingRelay(Relay):
     left: int | None = None
 
     def _copy(self, source: socket.socket, sink: socket.socket) -> None:
-        from_login_node = source.getpeername()[1] == self._target_port
         with contextlib.suppress(OSError):
+            from_login_node = source.getpeername()[1] == self._target_port
             while piece := source.recv(65536):
                 if from_login_node and self.left is not None:
                     piece, self.left = piece[: self.left], self.left - len(piece)
