@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import dagster as dg
 from dagster_graphql import DagsterGraphQLClient, DagsterGraphQLClientError
 
 from dagster_slurm_tests.cluster.daemons import tail
@@ -88,9 +89,18 @@ def require_free_port(port: int) -> None:
 
 
 def prepare_home(directory: Path) -> Path:
-    """Make a DAGSTER_HOME, or keep the one that is there with the history of earlier runs."""
+    """Make a DAGSTER_HOME, or keep the one that is there with the history of earlier runs.
+
+    Its databases are made here, by one process: webserver and daemon would make them at the same moment, and one of the
+    two fails then.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "dagster.yaml").write_text(_SETTINGS, encoding="utf-8")
+    with dg.DagsterInstance.from_config(str(directory)) as instance:
+        # One question to each of runs, events and schedules.
+        instance.get_runs_count()
+        instance.get_latest_materialization_event(dg.AssetKey(ASSET))
+        instance.all_instigator_state()
     return directory
 
 

@@ -58,3 +58,8 @@ def test_nothing_is_known_of_a_run_that_does_not_exist_yet(home: Path) -> None:
     with closing(RunLog(home, "a15f2e7c-0000-4000-8000-000000000000")) as log:
         assert log.read() is DagsterRunStatus.NOT_STARTED
     assert log.progress.tasks == "no task reported yet"
+
+
+def test_a_home_has_its_databases_before_anything_starts(home: Path) -> None:
+    made = {str(path.relative_to(home)) for path in home.rglob("*.db")}
+    assert made == {"history/runs.db", "history/runs/index.db", "schedules/schedules.db"}
