@@ -130,7 +130,9 @@ def test_connection_cut_during_the_reply(
     following = place.open().reconcile_workers(THREE)
     # Whichever reply was cut, the commit's or that of the note about its jobs.
     check_three(observer, result.submitted)
-    assert following.submitted == following.recovered == ()
+    assert following.submitted == ()
+    # A note that was cut off before it ran is made good by the next call, wholly.
+    assert sorted(following.recovered) in ([], sorted(result.submitted))
     assert not following.held_back
 
 
