@@ -7,9 +7,12 @@ from typing import Any, Protocol
 
 import attrs
 
+from dagster_slurm.allocations.config import SlurmWorkerAllocationConfig
+from dagster_slurm.allocations.estimate import StartEstimate
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.allocations.result import ReconcileResult
 from dagster_slurm.allocations.snapshot import SessionSnapshot
+from dagster_slurm.allocations.succession import HeadResult
 from dagster_slurm.errors import ConfigurationError, DagsterSlurmError
 from dagster_slurm.policy import PolicyProblem, growth
 from dagster_slurm.recording import Tick
@@ -25,6 +28,16 @@ class Reconciler(Protocol):
         observed: SessionSnapshot | None = None,
         max_submissions: int | None = None,
     ) -> ReconcileResult: ...
+
+
+class WatchedSession(Reconciler, Protocol):
+    """The part of a session that the sensor, a check and a step's loop use."""
+
+    def inspect(self) -> SessionSnapshot: ...
+
+    def ensure_head(self) -> HeadResult: ...
+
+    def estimate_worker_starts(self, candidates: Sequence[SlurmWorkerAllocationConfig]) -> Sequence[StartEstimate]: ...
 
 
 def reconcile_intents(

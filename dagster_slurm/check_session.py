@@ -9,14 +9,13 @@ from typing import Any
 import attrs
 import dagster as dg
 
-from dagster_slurm.acting import reconcile_intents
+from dagster_slurm.acting import WatchedSession, reconcile_intents
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.allocations.snapshot import SessionSnapshot
 from dagster_slurm.errors import DagsterSlurmError, SessionNotFound
 from dagster_slurm.policy import Policy, PolicyCall, PolicyContext, PolicyProblem
 from dagster_slurm.recording import Tick, tick_metadata
 from dagster_slurm.run_facts import session_tag
-from dagster_slurm.watching import WatchedSession
 
 POLICY_LIMIT_SECONDS = 30.0
 _OBSERVATIONS_READ = 50

@@ -10,11 +10,8 @@ from typing import Any, Protocol
 
 import attrs
 
-from dagster_slurm.acting import follow_up, listed, reconcile_intents
-from dagster_slurm.allocations.config import SlurmWorkerAllocationConfig
-from dagster_slurm.allocations.estimate import StartEstimate
+from dagster_slurm.acting import WatchedSession, follow_up, listed, reconcile_intents
 from dagster_slurm.allocations.intent import WorkerIntent
-from dagster_slurm.allocations.result import ReconcileResult
 from dagster_slurm.allocations.snapshot import SessionSnapshot
 from dagster_slurm.allocations.succession import HeadResult
 from dagster_slurm.errors import RemoteError
@@ -28,25 +25,11 @@ PATIENCE_SECONDS = 2.0
 END_DRAIN_SECONDS = 1.0
 
 
-class DrivenSession(Protocol):
+class DrivenSession(WatchedSession, Protocol):
     """The part of ``AllocationSession`` that a step drives."""
 
     @property
     def session_dir(self) -> str: ...
-
-    def inspect(self) -> SessionSnapshot: ...
-
-    def estimate_worker_starts(self, candidates: Sequence[SlurmWorkerAllocationConfig]) -> Sequence[StartEstimate]: ...
-
-    def reconcile_workers(
-        self,
-        intent: WorkerIntent | Sequence[WorkerIntent],
-        *,
-        observed: SessionSnapshot | None = None,
-        max_submissions: int | None = None,
-    ) -> ReconcileResult: ...
-
-    def ensure_head(self) -> HeadResult: ...
 
     def submit_successor(self) -> HeadResult: ...
 

@@ -5,41 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import attrs
 
-from dagster_slurm.acting import follow_up, reconcile_intents
-from dagster_slurm.allocations.config import SlurmWorkerAllocationConfig
-from dagster_slurm.allocations.estimate import StartEstimate
+from dagster_slurm.acting import WatchedSession, follow_up, reconcile_intents
 from dagster_slurm.allocations.intent import WorkerIntent
-from dagster_slurm.allocations.result import ReconcileResult
 from dagster_slurm.allocations.snapshot import SessionSnapshot
-from dagster_slurm.allocations.succession import HeadResult
 from dagster_slurm.errors import DagsterSlurmError
 from dagster_slurm.head_keeper import head_sentence
 from dagster_slurm.policy import Policy, PolicyCall, PolicyContext, PolicyProblem, active
 from dagster_slurm.recording import Tick
 from dagster_slurm.run_facts import StepAsset, StepState
 from dagster_slurm.ticks import END_DRAIN_SECONDS
-
-
-class WatchedSession(Protocol):
-    """The part of ``AllocationSession`` that a sensor or a check uses."""
-
-    def inspect(self) -> SessionSnapshot: ...
-
-    def ensure_head(self) -> HeadResult: ...
-
-    def estimate_worker_starts(self, candidates: Sequence[SlurmWorkerAllocationConfig]) -> Sequence[StartEstimate]: ...
-
-    def reconcile_workers(
-        self,
-        intent: WorkerIntent | Sequence[WorkerIntent],
-        *,
-        observed: SessionSnapshot | None = None,
-        max_submissions: int | None = None,
-    ) -> ReconcileResult: ...
 
 
 @attrs.frozen(kw_only=True)

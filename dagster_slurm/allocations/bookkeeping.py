@@ -55,6 +55,13 @@ class Books:
         live = sum(1 for record in records if may_be_live(record, self.conditions[record.slurm_job_id]))
         return live + len(self.ledger.worker_submissions)
 
+    def full(self, live_per_session: int) -> HeldBack | None:
+        """Why no allocation can be added; None while there is room."""
+        if self.live_count < live_per_session:
+            return None
+        sentence = f"A session has at most {live_per_session} live allocations; it has {self.live_count}."
+        return HeldBack("limit", sentence)
+
     def all_effects(self, decided: tuple[Effect, ...]) -> tuple[Effect, ...]:
         """The effects of a plan: upkeep first, then what was decided, then clearing away."""
         effects: list[Effect] = [*self.effects, *decided]

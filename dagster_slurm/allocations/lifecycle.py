@@ -88,9 +88,9 @@ def plan_addition(
         return plan_with(books, books.ledger, ())
     if not observation.listing.answered:
         return plan_with(books, books.ledger, (), (scheduler_silent(observation),))
-    if books.live_count >= live_per_session:
-        sentence = f"A session has at most {live_per_session} live allocations; it has {books.live_count}."
-        return plan_with(books, books.ledger, (), (HeldBack("limit", sentence),))
+    full = books.full(live_per_session)
+    if full is not None:
+        return plan_with(books, books.ledger, (), (full,))
     ledger, submit = submitting(books.ledger, observation, tokens[-1], WORKER, shape)
     return plan_with(books, ledger, (submit,))
 

@@ -95,9 +95,9 @@ def plan_successor(
     on_its_way = any(s.role == SUCCESSOR for s in books.ledger.worker_submissions.values())
     if lives or on_its_way or not books.ledger.known_tokens.isdisjoint(tokens):
         return plan_with(books, books.ledger)
-    if books.live_count >= live_per_session:
-        sentence = f"A session has at most {live_per_session} live allocations; it has {books.live_count}."
-        return plan_with(books, books.ledger, (), (HeldBack("limit", sentence),))
+    full = books.full(live_per_session)
+    if full is not None:
+        return plan_with(books, books.ledger, (), (full,))
     with_new, submit = submitting(books.ledger, observation, tokens[-1], SUCCESSOR, shape)
     return plan_with(books, with_new, (submit,))
 
