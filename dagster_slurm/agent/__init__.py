@@ -3,7 +3,8 @@
 Standard library and ray only. The directory is shipped as it is to ``<session>/lib/dagster_slurm_agent``
 and never imports the rest of ``dagster_slurm``.
 
-**What the batch script has to do.** Fate rename, look at ``closing``, the user's setup lines, then::
+**What the batch script has to do.** Fate rename, look at ``closing``, write ``agent.json``, the user's setup lines,
+then::
 
     #SBATCH --signal=B:USR1@<drain_window_seconds>
     exec <python> -u <session>/lib/dagster_slurm_agent batch --session <session> --token <token>
@@ -11,9 +12,9 @@ and never imports the rest of ``dagster_slurm``.
 ``exec`` matters: the signals ``USR1`` (walltime nears: drain) and ``TERM`` (end now) have to reach the agent.
 ``<python>`` must be able to import ray. Output of the agent and of Ray's own start goes to the job's log.
 
-**Files that must exist before the job starts** (all below ``<session>``):
+**Files that must exist before the agent starts** (all below ``<session>``):
 
-- ``submissions/<token>/agent.json``: ``role``, ``token``, ``slurm_job_name``, ``intent``, ``drain_window_seconds``,
+- ``submissions/<token>/agent.json``: ``role``, ``slurm_job_name``, ``intent``, ``drain_window_seconds``,
   ``rejoin_timeout_seconds``, ``orphan_timeout_seconds``, ``head_only``, ``ray_start_args``, ``ray_resources``,
   ``python``, ``container_command``, ``network_interface``.
 - ``ray.token``: Ray's token, mode 0600.

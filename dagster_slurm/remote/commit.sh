@@ -89,7 +89,7 @@ take_over() {
 }
 
 release_lock() {
-    rm -f "probe.$nonce" "lock/$owner"
+    rm -f "probe.$nonce" "lock/$owner" "commits/$nonce".answer.* "commits/$nonce".error.*
     rmdir lock 2>/dev/null
     if [ -e "lock.$nonce" ]; then rm -rf "lock.$nonce"; fi
 }
@@ -126,6 +126,21 @@ may_act() {
 
 skip() { note "skipped $1"; }
 
+# The files of one submission: its batch script, and the claim that the job renames when it starts.
+prepare() {
+    printf '#!/bin/sh\ntoken=%s\n%s' "$1" "$2" >"submissions/$1/batch.sh" && printf '' >"submissions/$1/ready"
+}
+
+# Two files for all that sbatch says, or two for each submission on its way: on a shared filesystem a new file costs
+# more than what is written into it. They are made first: a disk without room for them stops the commit here.
+prepare_answers() {
+    slot=0
+    while [ "$slot" -lt "$at_once" ]; do
+        printf '' >"commits/$nonce.answer.$slot" && printf '' >"commits/$nonce.error.$slot" || return
+        slot=$((slot + 1))
+    done
+}
+
 # Begins a submission, once there is room for it: a few at a time are on their way when many are asked for.
 effect_submit() {
     if [ "$on_their_way" -ge "$at_once" ]; then finish_oldest; fi
@@ -143,8 +158,9 @@ effect_submit() {
     token=$1
     shape=$2
     shift 2
-    "$@" >"$dir/answer" 2>"$dir/error" </dev/null &
-    begun="$begun $! $token $shape $clock"
+    slot=$(((slot + 1) % at_once))
+    "$@" >"commits/$nonce.answer.$slot" 2>"commits/$nonce.error.$slot" </dev/null &
+    begun="$begun $! $token $shape $clock $slot"
     on_their_way=$((on_their_way + 1))
 }
 
@@ -156,14 +172,15 @@ finish_oldest() {
     token=$2
     shape=$3
     sent_at=$4
+    said_in=$5
     dir=submissions/$2
-    shift 4
+    shift 5
     begun=$*
     on_their_way=$((on_their_way - 1))
     checkpoint after-sbatch
-    read_whole "$dir/answer"
+    read_whole "commits/$nonce.answer.$said_in"
     answer=$whole
-    read_whole "$dir/error"
+    read_whole "commits/$nonce.error.$said_in"
     error=$whole
     # Whoever reads it sees by its last line that it is whole.
     result="$status $sent_at$newline$answer$newline$part_end$newline$error$newline$part_end"
@@ -264,6 +281,7 @@ no such session directory"; return; }
     stop=none
     begun=
     on_their_way=0
+    slot=0
     name_owner
     if [ "$needs_controller" = yes ] && ! controller_answers; then refuse scheduler_silent "$pinged"; return; fi
     # Written and synced under its own name before the lock is taken, never created a second time.

@@ -22,7 +22,7 @@ from dagster_slurm.allocations.plan import (
 )
 from dagster_slurm.allocations.settings import SessionSettings
 from dagster_slurm.remote.frames import quote
-from dagster_slurm.remote.submission import agent_settings, batch_script, submit_command
+from dagster_slurm.remote.submission import batch_script, submit_command
 from dagster_slurm.slurm.commands import COMMUNICATION_WORDS
 from dagster_slurm.slurm.replies import sacct_arguments, squeue_arguments, squeue_by_id_arguments
 
@@ -96,7 +96,8 @@ def commit_script(settings: SessionSettings, request: CommitRequest) -> str:
             _preparation(settings, ledger, submits),
             _function("mark_open", [f": >open/{submit.token}" for submit in submits], " &&\n"),
             _function("archive", [_archive(e) for e in request.effects if isinstance(e, Archive)], " &&\n"),
-            _function("effects", [line for e in request.effects for line in _effect(settings, ledger, e)], "\n"),
+            *(_submission(settings, ledger, submit) for submit in {s.shape: s for s in submits}.values()),
+            _function("effects", [line for e in request.effects for line in _effect(e)], "\n"),
             part("commit.sh"),
             "commit\n",
         ]
@@ -129,19 +130,25 @@ def _failure_function() -> str:
 
 
 def _preparation(settings: SessionSettings, ledger: Ledger, submits: list[Submit]) -> str:
-    """Write the files of each submission; nothing refers to them before the ledger does."""
+    """Write the files of each submission; nothing refers to them before the ledger does.
+
+    Submissions that are alike share one text of their batch script: fifty copies would be most of the commit.
+    """
     directories = " ".join(f"submissions/{submit.token}" for submit in submits)
-    lines = [f"mkdir {directories}"] if submits else []
+    texts: dict[str, str] = {}
+    lines = ["prepare_answers", f"mkdir {directories}"] if submits else []
     for submit in submits:
-        directory = f"submissions/{submit.token}"
-        shape = ledger.shapes[submit.shape]
-        lines += [
-            f"printf %s {quote(batch_script(settings, submit.token))} >{directory}/batch.sh",
-            f"printf %s {quote(agent_settings(settings, shape, submit))} >{directory}/agent.json",
-            f": >{directory}/ready",
-        ]
+        text = batch_script(settings, ledger.shapes[submit.shape], submit)
+        name = texts.setdefault(text, f"batch_{len(texts)}")
+        lines.append(f'prepare {submit.token} "${name}"')
     drop = f"rm -rf {directories}" if submits else ":"
-    return _function("prepare_submissions", lines, " &&\n") + _function("drop_submissions", [drop], "\n")
+    return "".join(
+        [
+            *(f"{name}={quote(text)}\n" for text, name in texts.items()),
+            _function("prepare_submissions", lines, " &&\n"),
+            _function("drop_submissions", [drop], "\n"),
+        ]
+    )
 
 
 def _archive(effect: Archive) -> str:
@@ -149,10 +156,16 @@ def _archive(effect: Archive) -> str:
     return f"printf %s {quote(text)} >>history.jsonl"
 
 
-def _effect(settings: SessionSettings, ledger: Ledger, effect: Effect) -> list[str]:
+def _submission(settings: SessionSettings, ledger: Ledger, like: Submit) -> str:
+    """Submits a token of this shape: written once, since fifty times the same options would be most of the commit."""
+    words = submit_command(settings, ledger.shapes[like.shape], like.token)
+    with_token = " ".join('"$1"'.join(quote(piece) for piece in word.split(like.token)) for word in words)
+    return _function(f"submit_{like.shape}", [f'effect_submit "$1" {like.shape} {with_token}'], "\n")
+
+
+def _effect(effect: Effect) -> list[str]:
     if isinstance(effect, Submit):
-        words = submit_command(settings, ledger.shapes[effect.shape], effect.token)
-        return [f"effect_submit {effect.token} {effect.shape} {command(words)}"]
+        return [f"submit_{effect.shape} {effect.token}"]
     if isinstance(effect, Cancel):
         return [f"effect_cancel {'pending' if effect.only_pending else 'any'} {command(effect.slurm_job_ids)}"]
     if isinstance(effect, Drain):

@@ -36,7 +36,6 @@ def agent_settings(settings: SessionSettings, shape: EffectiveShape, submit: Sub
         {
             "schema_version": 1,
             "role": submit.role,
-            "token": submit.token,
             "slurm_job_name": settings.job_name,
             "intent": submit.intent,
             "drain_window_seconds": shape.drain_window_seconds,
@@ -58,16 +57,15 @@ def _outer_python(settings: SessionSettings) -> str:
     return "python3" if settings.container_command else settings.python
 
 
-def batch_script(settings: SessionSettings, token: str) -> str:
-    """The batch script of one submission.
+def batch_script(settings: SessionSettings, shape: EffectiveShape, submit: Submit) -> str:
+    """The batch script of every submission like this one; it finds its token in ``$token``, which a line before sets.
 
     Its first act is to rename the claim, ``ready``, to its own. A job that comes up after its submission was dropped
     finds nothing to rename and ends: a marker that is looked at first and acted upon later would not be enough.
+    The job itself writes the agent's settings: whoever submits fifty of them waits for every file that it has to make.
     """
-    return f"""#!/bin/sh
-umask 077
+    return f"""umask 077
 session={quote(settings.session_dir)}
-token={quote(token)}
 cd "$session/submissions/$token" || exit 1
 if ! mv ready "started.$SLURM_JOB_ID" 2>/dev/null && ! [ -e "started.$SLURM_JOB_ID" ]; then
     echo "dagster_slurm: job $SLURM_JOB_ID belongs to a submission that was dropped; it ends without doing anything."
@@ -77,6 +75,7 @@ if [ -e "$session/closing" ]; then
     echo "dagster_slurm: the session is ending; job $SLURM_JOB_ID ends without doing anything."
     exit 0
 fi
+printf %s {quote(agent_settings(settings, shape, submit))} >agent.json || exit 1
 cd "$session" || exit 1
 {settings.setup}
 exec {quote(_outer_python(settings))} -u "$session/lib/dagster_slurm_agent" batch --session "$session" --token "$token"

@@ -14,7 +14,7 @@ from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.errors import SessionDirectoryUnsafe
 from dagster_slurm_tests.cluster import SlurmBox
 from dagster_slurm_tests.cluster.bringup import give_to_job_user
-from dagster_slurm_tests.sessions import HELD, Observer, Place, make_place
+from dagster_slurm_tests.sessions import HELD, Observer, Place, at_step, make_place
 
 pytestmark = pytest.mark.fault("F10")
 
@@ -62,6 +62,15 @@ def fill(disk: Path, *, leaving: int = 0) -> Path:
     return ballast
 
 
+def fill_inodes(disk: Path, *, leaving: int) -> Path:
+    """Take all files, but for some."""
+    ballast = disk / "ballast"
+    ballast.mkdir()
+    for number in range(os.statvfs(disk).f_ffree - leaving):
+        (ballast / str(number)).touch()
+    return ballast
+
+
 # Space for nothing; for the new ledger but not for the submission's files; for one submission's files but not two.
 @pytest.mark.parametrize("pages", [0, 1, 2, 4])
 def test_nothing_is_submitted_when_its_record_cannot_be_written(
@@ -86,18 +95,18 @@ def test_nothing_is_submitted_when_its_record_cannot_be_written(
     observer.check()
 
 
-# Each new file needs an inode: the prepared ledger 1, each submission 4 and an open marker, the lock 2.
-@pytest.mark.parametrize("inodes", [0, 4, 9, 10, 12])
+# Each new file needs an inode: the prepared ledger 1, what sbatch says 2, each of two submissions 3, the lock 2, the
+# open markers 2.
+@pytest.mark.parametrize(
+    "inodes", [0, 4, 9, 11, 12, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3, 5, 6, 7, 8, 10))]
+)
 def test_nothing_is_submitted_when_a_file_cannot_be_made(
     place: Place, observer: Observer, small_disk: Path, inodes: int
 ) -> None:
     session = place.create()
     content = observer.ledger_bytes()
     observer.mark()
-    ballast = small_disk / "ballast"
-    ballast.mkdir()
-    for number in range(os.statvfs(small_disk).f_ffree - inodes):
-        (ballast / str(number)).touch()
+    ballast = fill_inodes(small_disk, leaving=inodes)
     with pytest.raises(SessionDirectoryUnsafe, match=r"No space left|[Cc]annot"):
         session.reconcile_workers(TWO)
     assert (observer.accepted(), observer.ledger_bytes()) == ([], content)
@@ -109,13 +118,48 @@ def test_nothing_is_submitted_when_a_file_cannot_be_made(
     observer.check()
 
 
-@pytest.mark.parametrize("step", ["ledger-in-place", "before-sbatch", "after-sbatch"])
-def test_disk_that_fills_up_during_a_commit(place: Place, observer: Observer, small_disk: Path, step: str) -> None:
+# The ledger is in place; then each submission needs its marker and its result.
+@pytest.mark.parametrize("inodes", [13, 14, *(pytest.param(n, marks=pytest.mark.slow) for n in (15, 16, 17, 18))])
+def test_files_that_run_out_while_submitting(place: Place, observer: Observer, small_disk: Path, inodes: int) -> None:
+    session = place.create()
+    observer.mark()
+    ballast = fill_inodes(small_disk, leaving=inodes)
+    short = session.reconcile_workers(TWO)
+    submitted = observer.accepted()
+    assert len(submitted) <= 2
+    assert set(short.submitted) <= set(submitted)
+    observer.check()
+    for path in ballast.iterdir():
+        path.unlink()
+    for _ in range(2):
+        result = place.open().reconcile_workers(TWO)
+    assert sorted(result.live) == sorted(observer.workers()) == sorted(observer.recorded("w"))
+    assert len(observer.accepted()) == 2
+    observer.check()
+
+
+FILLED_AT = [
+    *(("ledger-in-place", 1), ("before-sbatch", 1), ("after-sbatch", 1)),
+    *(
+        pytest.param(step, occurrence, marks=pytest.mark.slow)
+        for step, occurrence in (
+            *((step, 2) for step in ("before-sent", "before-sbatch", "after-sbatch", "after-result")),
+            *((step, 1) for step in ("prepared", "locked", "checked", "before-ledger")),
+            *((step, 1) for step in ("before-sent", "after-result", "effects-done")),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("step", "occurrence"), FILLED_AT)
+def test_disk_that_fills_up_during_a_commit(
+    place: Place, observer: Observer, small_disk: Path, step: str, occurrence: int
+) -> None:
     place.create()
     observer.mark()
     ballast = small_disk / "ballast"
     action = f"{{ dd if=/dev/zero of={ballast} bs=4096 2>/dev/null; }}"
-    faults = f'checkpoint() {{ [ "$1" != {step} ] || [ -e {ballast} ] || {action}; }}\n'
+    faults = at_step(step, occurrence, f"[ -e {ballast} ] || {action}")
     session = place.open(faults=faults)
     with_full_disk = session.reconcile_workers(TWO)
     assert ballast.exists()
