@@ -239,7 +239,8 @@ class Observer:
         """What holds at any moment: one live job per token, each recorded or open, and the lock free."""
         ledger, tokens = self.ledger(), self.tokens()
         assert len(tokens) == len(set(tokens)), "two live jobs bear one token"
-        records = [r for r in (ledger["head"], *ledger["workers"], *ledger["predecessors"]) if r is not None]
+        leading = (ledger["head"], ledger.get("successor"), *ledger["predecessors"])
+        records = [r for r in (*leading, *ledger["workers"]) if r is not None]
         ids = [record["slurm_job_id"] for record in records]
         assert len(ids) == len(set(ids))
         known = {record["token"] for record in records} | set(ledger["worker_submissions"])

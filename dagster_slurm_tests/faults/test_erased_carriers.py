@@ -21,6 +21,17 @@ COMMENTS = {
     "wrapped": "proj=abc; $comment ;",
     "hostile": "'a|b;c $(touch x) `id`'",
 }
+MORE_COMMENTS = {
+    "long": "'" + "x" * 900 + "'",
+    "not ASCII": "'projet été ☃'",
+    "several lines": "'one\ntwo'",
+    "another session's": f"'dagster-slurm other-run {'0' * 32}'",
+    "half a token": "'dagster-slurm ${comment}x'",
+    "tabs": "'a\tb'",
+    "percent": "'%A %j %%'",
+    "backslashes": r"'a\\b\n'",
+    "a number": "'4242'",
+}
 _REWRITE = """
 for word do
     shift
@@ -36,14 +47,14 @@ def site_that_rewrites(box: SlurmBox, base: Path, comment: str, *, answers: bool
     return shim(box, base, _REWRITE % written + said)
 
 
-@pytest.mark.parametrize("kind", COMMENTS)
+@pytest.mark.parametrize("kind", [*COMMENTS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MORE_COMMENTS)])
 @pytest.mark.parametrize("lost", [True, False], ids=["answer lost", "answered"])
 def test_J_6_job_is_found_whatever_became_of_its_comment(
     box: SlurmBox, place: Place, observer: Observer, fresh_base: Path, kind: str, lost: bool
 ) -> None:
     place.create()
     observer.mark()
-    directory = site_that_rewrites(box, fresh_base, COMMENTS[kind], answers=not lost)
+    directory = site_that_rewrites(box, fresh_base, {**COMMENTS, **MORE_COMMENTS}[kind], answers=not lost)
     one = WorkerIntent("w", 1, HELD)
     first = place.open(slurm_bin=directory).reconcile_workers(one)
     (job,) = observer.accepted()

@@ -27,20 +27,35 @@ def other_type(content: bytes) -> bytes:
     return json.dumps(document).encode()
 
 
+def cut_at(part: int) -> Callable[[bytes], bytes]:
+    return lambda content: content[: len(content) * part // 25]
+
+
+def zeros_from(part: int) -> Callable[[bytes], bytes]:
+    return lambda content: content[: len(content) * part // 5].ljust(len(content), b"\0")
+
+
+#: Cut or zero-filled all along, as a crash of a file server leaves files.
+ALL_ALONG = [
+    *(pytest.param(cut_at(n), LedgerDamaged, marks=pytest.mark.slow, id=f"{n}/25 left") for n in range(1, 25)),
+    *(pytest.param(zeros_from(n), LedgerDamaged, marks=pytest.mark.slow, id=f"zeros from {n}/5") for n in range(1, 5)),
+]
+
+
 @pytest.mark.parametrize(
     ("damage", "error"),
     [
-        (lambda content: b"", LedgerDamaged),
-        (lambda content: content[:1], LedgerDamaged),
-        (lambda content: content[: len(content) // 2], LedgerDamaged),
-        (lambda content: content[:-3], LedgerDamaged),
-        (lambda content: bytes(len(content)), LedgerDamaged),
-        (lambda content: b"[]", LedgerDamaged),
-        (lambda content: b"\xff" + content[1:], LedgerDamaged),
-        (other_type, LedgerDamaged),
-        (newer, LedgerTooNew),
+        pytest.param(lambda content: b"", LedgerDamaged, id="empty"),
+        pytest.param(lambda content: content[:1], LedgerDamaged, id="one byte"),
+        pytest.param(lambda content: content[: len(content) // 2], LedgerDamaged, id="half"),
+        pytest.param(lambda content: content[:-3], LedgerDamaged, id="end missing"),
+        pytest.param(lambda content: bytes(len(content)), LedgerDamaged, id="zeros"),
+        pytest.param(lambda content: b"[]", LedgerDamaged, id="no object"),
+        pytest.param(lambda content: b"\xff" + content[1:], LedgerDamaged, id="not UTF-8"),
+        pytest.param(other_type, LedgerDamaged, id="wrong type"),
+        pytest.param(newer, LedgerTooNew, id="newer"),
+        *ALL_ALONG,
     ],
-    ids=["empty", "one byte", "half", "end missing", "zeros", "no object", "not UTF-8", "wrong type", "newer"],
 )
 def test_unreadable_ledger_is_a_typed_error_and_stops_submissions(
     place: Place, observer: Observer, damage: Callable[[bytes], bytes], error: type[SessionError]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.errors import LockTimeout, RemoteError
+from dagster_slurm.session.session import AllocationSession
 from dagster_slurm_tests.cluster import SlurmBox
-from dagster_slurm_tests.sessions import HELD, Kill, Observer, Place
+from dagster_slurm_tests.sessions import HELD, Kill, Observer, Place, until
 
 THREE = WorkerIntent("w", 3, HELD)
 ELSEWHERE = f"owner.{'0' * 32},another-host,boot,1,4711,99"
@@ -60,6 +62,51 @@ def test_lock_of_another_host_is_waited_for_and_named(box: SlurmBox, place: Plac
     assert [path.name for path in lock.iterdir()] == [ELSEWHERE]
 
 
+#: Every hook that makes a commit; each is asked of a session with two workers, the first of which has this id.
+COMMITS: dict[str, Callable[[AllocationSession, str], object]] = {
+    "grow": lambda session, job: session.reconcile_workers(WorkerIntent("v", 2, HELD)),
+    "shrink": lambda session, job: session.reconcile_workers(WorkerIntent("w", 1)),
+    "release": lambda session, job: session.reconcile_workers(WorkerIntent("w", 1, HELD), release=[job]),
+    "grow two": lambda session, job: session.reconcile_workers([WorkerIntent(key, 1, HELD) for key in "uv"]),
+    "drop": lambda session, job: session.reconcile_workers(WorkerIntent("w", 0)),
+    "add": lambda session, job: session.add_worker_allocation(HELD),
+    "remove": lambda session, job: session.remove_worker_allocation(job),
+    "assign": lambda session, job: session.assign_worker_intent(job, "other"),
+    "successor": lambda session, job: session.submit_successor(HELD),
+}
+#: What each must have made true: the two workers of "w", plus what it submits, minus what it takes away.
+LIVE = dict(zip(COMMITS, (4, 1, 1, 4, 0, 3, 1, 2, 3), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F14")
+@pytest.mark.parametrize("kind", ["without an owner", "of another user", "renamed, but reported as failed"])
+@pytest.mark.parametrize("asked", COMMITS)
+def test_N_4_whatever_commits_gets_past_a_lock_that_nobody_holds_and_no_other(
+    box: SlurmBox, place: Place, observer: Observer, asked: str, kind: str
+) -> None:
+    job, _ = place.create().reconcile_workers(WorkerIntent("w", 2, HELD)).submitted
+    before, content = observer.workers(), observer.ledger_bytes()
+    lock, faults = place.directory / "lock", ""
+    if kind == "without an owner":
+        leave_lock(box, place, None)
+    elif kind == "of another user":
+        lock.mkdir(mode=0o700)
+        (lock / ELSEWHERE).touch()
+        os.utime(lock / ELSEWHERE, (0, 0))
+        with pytest.raises(LockTimeout):
+            COMMITS[asked](place.open(lock_wait_seconds=1), job)
+        assert (observer.workers(), observer.ledger_bytes()) == (before, content)
+        (lock / ELSEWHERE).unlink()
+        lock.rmdir()
+    else:
+        faults = 'mv() { command mv "$@"; moved=$?; case "$*" in "-T "*) return 1 ;; *) return $moved ;; esac; }\n'
+    COMMITS[asked](place.open(faults=faults), job)
+    assert not lock.exists()
+    until(lambda: len(observer.workers()) == LIVE[asked], f"{LIVE[asked]} allocations")
+    observer.check()
+
+
 @pytest.mark.fault("F9")
 @pytest.mark.parametrize("jump", [-1000, 1000])
 def test_login_clock_that_jumps_between_look_and_commit_refuses_the_commit(
@@ -104,6 +151,22 @@ def test_N_6_lock_of_another_user_is_not_taken_and_stops_submissions(place: Plac
     (lock / ELSEWHERE).unlink()
     lock.rmdir()
     assert len(place.open().reconcile_workers(THREE).submitted) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F13", "F14")
+@pytest.mark.parametrize("age_seconds", [0, 30, 60, 70])
+def test_N_6_lock_of_a_living_process_on_another_host_is_never_taken(
+    box: SlurmBox, place: Place, observer: Observer, age_seconds: int
+) -> None:
+    place.create()
+    content = observer.ledger_bytes()
+    observer.mark()
+    lock = leave_lock(box, place, ELSEWHERE, age_seconds)
+    with pytest.raises(LockTimeout, match="another-host"):
+        place.open(lock_wait_seconds=1).reconcile_workers(THREE)
+    assert (observer.accepted(), observer.ledger_bytes()) == ([], content)
+    assert [path.name for path in lock.iterdir()] == [ELSEWHERE]
 
 
 #: A network filesystem may lose the reply to a rename that succeeded: which one, by a word of its command.

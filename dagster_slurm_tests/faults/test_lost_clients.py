@@ -12,6 +12,7 @@ import attrs
 import pytest
 
 from dagster_slurm.allocations.intent import WorkerIntent
+from dagster_slurm.errors import ReplyIncomplete
 from dagster_slurm_tests.clients import Client
 from dagster_slurm_tests.integration.loopback import Relay
 from dagster_slurm_tests.sessions import HELD, Observer, Pause, Place, clock_ahead, until
@@ -34,15 +35,16 @@ def check_three(observer: Observer, *told: tuple[str, ...]) -> None:
 
 
 class CuttingRelay(Relay):
-    """Breaks all connections, once, after so many more bytes came from the login node."""
+    """Breaks all connections, once, after so many more bytes from the login node, or to it when ``counts_requests``."""
 
     left: int | None = None
+    counts_requests = False
 
     def _copy(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             from_login_node = source.getpeername()[1] == self._target_port
             while piece := source.recv(65536):
-                if from_login_node and self.left is not None:
+                if from_login_node != self.counts_requests and self.left is not None:
                     piece, self.left = piece[: self.left], self.left - len(piece)
                     sink.sendall(piece)
                     if self.left <= 0:
@@ -133,6 +135,32 @@ def test_connection_cut_during_the_reply(
     assert following.submitted == ()
     # A note that was cut off before it ran is made good by the next call, wholly.
     assert sorted(following.recovered) in ([], sorted(result.submitted))
+    assert not following.held_back
+
+
+@pytest.mark.fault("F3")
+@pytest.mark.parametrize(
+    "offset", [0, 9000, *(pytest.param(o, marks=pytest.mark.slow) for o in range(400, 26000, 640) if o % 9000)]
+)
+def test_connection_cut_while_the_requests_are_sent(
+    place: Place, observer: Observer, cut: CuttingRelay, tmp_path: Path, offset: int
+) -> None:
+    """In the look, in the middle of the commit, or in the note about its jobs: what came in part ran not at all."""
+    place.create()
+    observer.mark()
+    far = place.reached_through(cut.port, tmp_path / "known_hosts").open()
+    far.inspect()
+    cut.counts_requests = True
+    cut.left = offset
+    told: tuple[str, ...] = ()
+    try:
+        told = far.reconcile_workers(THREE).submitted
+    except ReplyIncomplete:
+        # The look was cut.
+        assert observer.accepted() == []
+    following = place.open().reconcile_workers(THREE)
+    check_three(observer, told, following.submitted)
+    assert set(following.recovered) <= set(told)
     assert not following.held_back
 
 

@@ -10,6 +10,7 @@ import pytest
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.allocations.result import ReconcileResult
 from dagster_slurm_tests.clients import Client
+from dagster_slurm_tests.counting import executed
 from dagster_slurm_tests.sessions import HELD, Observer, Place, until
 
 pytestmark = pytest.mark.fault("F12")
@@ -79,3 +80,41 @@ def test_processes_with_different_counts_never_exceed_the_largest(
     assert len(observer.recorded("w")) == 3
     until(lambda: len(observer.workers()) == 3, "the surplus cancelled")
     observer.check()
+
+
+#: Processes by rounds: the more processes, the longer a round.
+ROUNDS = [(2, 90), (4, 80), (8, 70), (16, 40)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "rounds"), ROUNDS)
+def test_round_after_round_the_same_processes_submit_exactly_what_is_asked(
+    place: Place, observer: Observer, processes: int, rounds: int
+) -> None:
+    """One intent, two intents and mixed counts in turn, each time of a new name; then all of it is released."""
+    place.create()
+    with ExitStack() as stack:
+        clients = [stack.enter_context(Client(place)) for _ in range(processes)]
+        for client in clients:
+            client.ready()
+        for number in range(rounds):
+            wanted = {
+                0: [WorkerIntent(f"one-{number}", 2, HELD)],
+                1: [WorkerIntent(f"left-{number}", 1, HELD), WorkerIntent(f"right-{number}", 2, HELD)],
+                2: [WorkerIntent(f"mixed-{number}", count, HELD) for count in (1, 3)],
+            }[number % 3]
+            observer.mark()
+            for position, client in enumerate(clients):
+                client.begin("reconcile_workers", wanted[position % len(wanted)])
+            for client in clients:
+                client.result()
+            for key in {intent.key for intent in wanted}:
+                counts = [intent.count for intent in wanted if intent.key == key]
+                assert min(counts) <= len(observer.recorded(key)) <= max(counts)
+            # With mixed counts one may release what another submits again: each job is asked for by somebody.
+            if number % 3 < 2:
+                assert len(observer.accepted()) == sum(intent.count for intent in wanted)
+            observer.check()
+            clients[0].call("reconcile_workers", [WorkerIntent(key, 0) for key in {intent.key for intent in wanted}])
+            until(lambda: not observer.workers(), "the round's allocations gone")
+    executed("F12", real=rounds)

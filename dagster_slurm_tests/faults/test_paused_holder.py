@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dagster_slurm.allocations import bookkeeping
 from dagster_slurm.allocations.intent import WorkerIntent
-from dagster_slurm.errors import LockTimeout
-from dagster_slurm_tests.sessions import HELD, Observer, Pause, Place
+from dagster_slurm.errors import LockTimeout, RemoteError
+from dagster_slurm_tests.sessions import HELD, Kill, Observer, Pause, Place
 
 pytestmark = pytest.mark.fault("F13")
 
@@ -47,27 +50,74 @@ def check_final(place: Place, observer: Observer) -> None:
     observer.check()
 
 
-@pytest.mark.parametrize("step", STEPS)
+#: Also in the middle of three submissions, and at the last of them.
+MOMENTS = [
+    *((step, 1) for step in STEPS),
+    *(
+        pytest.param(step, occurrence, marks=pytest.mark.slow)
+        for step in ("before-sent", "before-sbatch", "after-sbatch", "after-result")
+        for occurrence in (2, 3)
+    ),
+]
+
+
+@pytest.mark.parametrize(("step", "occurrence"), MOMENTS)
 def test_paused_holder_changes_nothing_after_a_takeover(
-    place: Place, observer: Observer, pause: Pause, step: str
+    place: Place, observer: Observer, pause: Pause, step: str, occurrence: int
 ) -> None:
     place.create()
     observer.mark()
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(place.open(faults=pause.at(step)).reconcile_workers, A)
+        first = pool.submit(place.open(faults=pause.at(step, occurrence=occurrence)).reconcile_workers, A)
         pause.reached()
         second = place.open(lock_stale_seconds=0).reconcile_workers(BOTH)
         newest, content = observer.ledger(), observer.ledger_bytes()
         pause.resume()
         woken = first.result(timeout=60)
-    # Its sbatch was under way: that one job is what the new owner left room for.
-    own = 1 if step in ("before-sbatch", "after-sbatch", "after-result") else 0
+    # Its sbatch was under way: that one job, and those before it, are what the new owner left room for.
+    own = occurrence - (step not in ("before-sbatch", "after-sbatch", "after-result"))
     assert len(woken.submitted) == own
     assert len(second.submitted) == 4 - own
     if step == "before-sbatch":
         assert lineage(newest).items() <= lineage(observer.ledger()).items()
     else:
         assert observer.ledger_bytes() == content
+    check_final(place, observer)
+
+
+#: From the moment that it holds the lock.
+HELD_AT = [moment for moment in MOMENTS if "prepared" not in getattr(moment, "values", moment)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", ["this one", "one that is gone"])
+@pytest.mark.parametrize(("step", "occurrence"), HELD_AT)
+def test_lock_of_a_killed_holder_is_free_by_itself(
+    place: Place,
+    observer: Observer,
+    kill: Kill,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    occurrence: int,
+    host: str,
+) -> None:
+    place.create()
+    observer.mark()
+    with pytest.raises(RemoteError):
+        place.open(faults=kill.with_client_at(step, occurrence=occurrence)).reconcile_workers(A)
+    (owner,) = (place.directory / "lock").iterdir()
+    if host != "this one":
+        # Its process cannot be asked for: only the age of the lock tells.
+        fields = owner.name.split(",")
+        owner = owner.rename(owner.with_name(",".join([fields[0], "another-host", *fields[2:]])))
+        with pytest.raises(LockTimeout, match="another-host"):
+            place.open(lock_wait_seconds=1).reconcile_workers(BOTH)
+        long_ago = time.time() - 80
+        os.utime(owner, (long_ago, long_ago))
+    # What was marked as sent and never reached the controller is given up without waiting.
+    monkeypatch.setattr(bookkeeping, "SETTLE_SECONDS", 0)
+    for _ in range(2):
+        place.open().reconcile_workers(BOTH)
     check_final(place, observer)
 
 

@@ -45,14 +45,26 @@ def test_read_only_filesystem_is_named_and_stops_submissions(
 STEPS = ["prepared", "locked", "checked", "before-ledger", "ledger-in-place", "before-sbatch", "after-sbatch"]
 
 
-@pytest.mark.parametrize("step", [*STEPS, "effects-done"])
-def test_nothing_is_lost_when_writing_fails_from_a_step_on(place: Place, observer: Observer, step: str) -> None:
+@pytest.mark.parametrize(
+    ("step", "occurrence"),
+    [
+        *((step, 1) for step in (*STEPS, "effects-done")),
+        *(
+            pytest.param(step, occurrence, marks=pytest.mark.slow)
+            for step in ("before-sent", "before-sbatch", "after-sbatch", "after-result")
+            for occurrence in ((1, 2) if step in ("before-sent", "after-result") else (2,))
+        ),
+    ],
+)
+def test_nothing_is_lost_when_writing_fails_from_a_step_on(
+    place: Place, observer: Observer, step: str, occurrence: int
+) -> None:
     place.create()
     observer.mark()
     shut = f"chmod 500 {PLACES} submissions/*"
     said = ""
     try:
-        place.open(faults=at_step(step, 1, shut), lock_wait_seconds=1).reconcile_workers(TWO)
+        place.open(faults=at_step(step, occurrence, shut), lock_wait_seconds=1).reconcile_workers(TWO)
     except DagsterSlurmError as error:
         said = str(error)
     shut_ones = [

@@ -90,6 +90,48 @@ def test_submitted_although_sbatch_reports_a_lost_answer(
     observer.check()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("failure", FAILURES)
+def test_second_of_three_is_submitted_although_its_answer_is_lost(
+    box: SlurmBox, place: Place, observer: Observer, fresh_base: Path, failure: str
+) -> None:
+    place.create()
+    observer.mark()
+    tries = fresh_base / "tries"
+    tries.touch()
+    tries.chmod(0o666)
+    second = f'echo x >>{tries}\n[ "$(grep -c x {tries})" = 2 ] || exec $real "$@"\n'
+    directory = shim(box, fresh_base, f'{second}$real "$@" >/dev/null\necho "{failure}" >&2\nexit 1\n')
+    three = WorkerIntent("w", 3, HELD)
+    doubtful = place.open(slurm_bin=directory).reconcile_workers(three)
+    # The first is known, the second may exist, and the third is not tried.
+    first, lost = observer.accepted()
+    assert (doubtful.submitted, doubtful.held_back.codes) == ((first,), ("unresolved",))
+    result = place.open().reconcile_workers(three)
+    assert result.recovered == (lost,)
+    assert [first, lost, *result.submitted] == observer.accepted()
+    assert sorted(result.live) == sorted(observer.workers()) == sorted(observer.recorded("w"))
+    assert len(result.live) == 3
+    observer.check()
+
+
+#: How a command ends that the node or the site ends.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "end", ["kill -1 $$", "kill -6 $$", "kill -11 $$", "kill -15 $$", "exit 124", "exit 137", "exit 143"]
+)
+def test_submitted_by_an_sbatch_that_was_ended_from_outside(
+    box: SlurmBox, place: Place, observer: Observer, fresh_base: Path, end: str
+) -> None:
+    place.create()
+    observer.mark()
+    directory = shim(box, fresh_base, f'$real "$@" >/dev/null\n{end}\n')
+    assert place.open(slurm_bin=directory).reconcile_workers(TWO).held_back.codes == ("unresolved",)
+    result = place.open().reconcile_workers(TWO)
+    assert (len(result.recovered), len(result.submitted), len(observer.accepted())) == (1, 1, 2)
+    observer.check()
+
+
 def test_sbatch_that_prints_nothing_or_is_killed_is_no_refusal(
     box: SlurmBox, place: Place, observer: Observer, fresh_base: Path
 ) -> None:
