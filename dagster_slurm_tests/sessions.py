@@ -142,6 +142,12 @@ class Place:
         return AllocationSession(shell, RemoteSite(shell, settings), settings)
 
 
+def close_connections() -> None:
+    """Close what places have connected; ``place`` does it after each test."""
+    while _SHELLS:
+        _SHELLS.pop().close()
+
+
 def make_place(box: SlurmBox, base: Path, **limits: Any) -> Place:
     """A place for one session below ``base``, with the stub as its Python."""
     stub = base / "python"
@@ -356,8 +362,7 @@ def place(box: SlurmBox, fresh_base: Path) -> Iterator[Place]:
     """A place for a new session; its jobs are cancelled after the test."""
     made = make_place(box, fresh_base)
     yield made
-    while _SHELLS:
-        _SHELLS.pop().close()
+    close_connections()
     box.run(["scancel", f"--name={made.job_name}"])
 
 

@@ -11,62 +11,21 @@ import time
 from collections.abc import Mapping
 
 from . import processes
+from .decide import TERM_DRAIN_SECONDS
 from .files import Session, create_exclusively
-from .grant import PASSED_ON_PREFIX
 from .look import signal_file
 from .node import run_node, say
 from .records import Settings
+from .steps import srun_command, srun_environment
 
-#: The nodes' agents end within a few seconds after a TERM.
-END_GRACE_SECONDS = 15.0
-
-MEMORY_FORMS = ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU")
-
-#: Variables that srun takes as options. Those of memory exclude each other; those by task narrow the step down to a
-#: part of the node (srun 22.05 and newer take them for --exact).
-SRUN_INPUT = (
-    *MEMORY_FORMS,
-    "SLURM_CPUS_PER_TASK",
-    "SRUN_CPUS_PER_TASK",
-    "SLURM_GPUS_PER_TASK",
-    "SLURM_TRES_PER_TASK",
-    "SLURM_EXACT",
-    "SLURM_EXCLUSIVE",
-    "SLURM_NTASKS_PER_NODE",
-    "SLURM_NPROCS",
-)
+#: The nodes' agents finish their work after a TERM, then end within a few seconds.
+END_GRACE_SECONDS = TERM_DRAIN_SECONDS + 12.0
 
 
 def node_count(environ: Mapping[str, str]) -> int:
     """Nodes of the allocation; 1 outside of one."""
     text = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
     return int(text) if text.isdigit() else 1
-
-
-def srun_command(nodes: int, agent: list[str]) -> list[str]:
-    """One agent on each node. One that ends does not end the others, and a step inside is not kept from its CPUs."""
-    return [
-        "srun",
-        f"--nodes={nodes}",
-        f"--ntasks={nodes}",
-        "--ntasks-per-node=1",
-        "--overlap",
-        "--mem=0",
-        "--cpu-bind=none",
-        "--kill-on-bad-exit=0",
-        "--wait=0",
-        "--unbuffered",
-        *agent,
-    ]
-
-
-def srun_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The batch step's environment; the grant's memory goes on under names that ``grant`` reads and srun does not."""
-    kept = {name: value for name, value in environ.items() if name not in SRUN_INPUT}
-    for name in MEMORY_FORMS:
-        if name in environ:
-            kept[PASSED_ON_PREFIX + name[len("SLURM_") :]] = environ[name]
-    return kept
 
 
 def node_agent(session: Session, settings: Settings) -> list[str]:

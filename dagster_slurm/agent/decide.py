@@ -21,6 +21,9 @@ DRAIN_RETRY_SECONDS = 3.0
 #: Between asking Slurm for the warning signal and the end, this much is for ending Ray itself.
 ENDING_SECONDS = 10.0
 
+#: What work gets after SIGTERM. Slurm kills what is left ``KillWait`` later, 30 s unless the site says otherwise.
+TERM_DRAIN_SECONDS = 20.0
+
 #: Ray may fail this often in a row before the agent gives up. Delays: 1, 2, 4, 8, 16, 30 s.
 START_FAILURES_ALLOWED = 6
 LONGEST_DELAY_SECONDS = 30.0
@@ -76,10 +79,13 @@ class Seen:
     Attributes:
         leads: Whether this node has to be the head; None when the ledger does not tell (role stays as it is).
         published: Whether it is the head for everybody, and not only claimed to become it.
+        with_head: Whether its allocation leads or is claimed to, be it by another of its nodes.
         stands_by: Whether its allocation is the successor, which waits until it is claimed.
         cluster: What the ledger's head has published; None when nothing.
         own: This run's entry in it; None when it is not there.
+        terminated: Whether SIGTERM has come for the whole allocation.
         drain_deadline: When this node has to be gone; None without a drain.
+        drain_reason: Why, for people; None without a drain.
         lease_age_seconds: By the filesystem's clock; None when it cannot be told.
         session_gone_seconds: How long the session directory has been missing.
     """
@@ -87,12 +93,14 @@ class Seen:
     now: float
     leads: bool | None
     published: bool = True
+    with_head: bool = False
     stands_by: bool = False
     cluster: Cluster | None = None
     own: RayNode | None = None
     terminated: bool = False
     closing: bool = False
     drain_deadline: float | None = None
+    drain_reason: str | None = None
     lease_age_seconds: float | None = None
     session_gone_seconds: float = 0.0
     ray_version: str | None = None
@@ -151,7 +159,7 @@ def next_action(memory: Memory, seen: Seen, limits: Limits) -> Action:
     run = memory.run
     if run is not None and not run.alive:
         if seen.drain_deadline is not None and run.role == WORKER:
-            return Leave(0, "drained: Ray has ended on this node")
+            return drained(seen, "Ray has ended on this node")
         return EndRay("Ray ended on this node by itself; its last log lines are in the job's log", failed=True)
     role = wanted_role(memory, seen)
     if seen.drain_deadline is not None and (run is None or run.role == WORKER):
@@ -163,19 +171,30 @@ def next_action(memory: Memory, seen: Seen, limits: Limits) -> Action:
 
 def reason_to_leave(memory: Memory, seen: Seen, limits: Limits) -> Leave | None:
     """What ends the agent at once, whatever else is going on."""
-    if seen.terminated:
+    if seen.terminated and not has_work_to_finish(memory, seen):
         return Leave(0, "told to end (SIGTERM)")
     if seen.closing:
         return Leave(0, "the session is closing")
     if seen.session_gone_seconds > SESSION_GONE_SECONDS:
         return Leave(0, "the session directory is gone")
     if seen.drain_deadline is not None and seen.now >= seen.drain_deadline:
-        return Leave(0, "drained: the deadline has passed")
+        return drained(seen, "the deadline has passed")
     without_head = memory.run is None or not memory.run.alive
     watches_lease = seen.leads is True or without_head
     if watches_lease and lease_has_run_out(seen.lease_age_seconds, limits.orphan_timeout_seconds):
         return Leave(0, f"nobody has used the session for {seen.lease_age_seconds:.0f} s", close_session=True)
     return None
+
+
+def has_work_to_finish(memory: Memory, seen: Seen) -> bool:
+    """Whether SIGTERM makes this node drain instead of leaving at once.
+
+    Only a Ray worker of another allocation's head can have work that goes on: what the head leads ends with it. Nothing
+    is worth waiting for in a session that ends.
+    """
+    run = memory.run
+    is_worker = run is not None and run.alive and run.role == WORKER and run.joined_at is not None
+    return is_worker and not seen.with_head and not seen.closing
 
 
 def lease_has_run_out(age_seconds: float | None, timeout_seconds: float | None) -> bool:
@@ -196,18 +215,25 @@ def drain_step(run: RayRun | None, seen: Seen, deadline: float) -> Action:
     A draining raylet ends by itself once it is idle. Ray does not enforce the deadline: ``reason_to_leave`` does.
     """
     if run is None:
-        return Leave(0, "drained: Ray was not running on this node")
+        return drained(seen, "Ray was not running on this node")
     if run.has_raylet is False and run.drain_asked_at is not None:
-        return Leave(0, "drained: all work on this node has ended")
+        # Slurm's SIGTERM to the batch step reaches most programs below it, Ray's too.
+        return drained(seen, "Ray has ended on this node" if seen.terminated else "all work on this node has ended")
     if seen.own is not None and seen.own.state == "DEAD":
-        return Leave(0, "drained: the cluster has let this node go")
+        return drained(seen, "the cluster has let this node go")
     if seen.own is not None and seen.own.state == "DRAINING":
-        return Wait("draining")
+        return Wait("draining", seen.drain_reason)
     if run.address is None:
-        return Leave(0, "drained: Ray had not started on this node")
+        return drained(seen, "Ray had not started on this node")
     if run.drain_asked_at is not None and seen.now - run.drain_asked_at < DRAIN_RETRY_SECONDS:
-        return Wait("draining", "waiting for the cluster to show this node draining")
+        return Wait("draining", f"{seen.drain_reason}; the cluster does not show it yet")
     return AskDrain(run.address, deadline - seen.now)
+
+
+def drained(seen: Seen, how: str) -> Leave:
+    """The end of a drain, in words: why it drained and how that ended."""
+    why = f" ({seen.drain_reason})" if seen.drain_reason else ""
+    return Leave(0, f"drained{why}: {how}")
 
 
 def head_step(memory: Memory, seen: Seen) -> Action:

@@ -30,14 +30,17 @@ class Look:
         self.clock: float | None = None
         self.interval_seconds = 1.0
         self._terminated = False
+        self._told_to_end = False
         self._warned = False
         self._passed_on: set[int] = set()
         self._drain_deadline: float | None = None
+        self._drain_reason: str | None = None
         self._session_missing_since: float | None = None
         self._first_clock: float | None = None
         self._looked_at = float("-inf")
         self._leads: bool | None = None
         self._published = False
+        self._with_head = False
         self._stands_by = False
         self._cluster: Cluster | None = None
         self._closing = False
@@ -46,8 +49,13 @@ class Look:
         os.set_blocking(self._wake_writer, False)
 
     def receive(self, number: int) -> None:
-        """Note a signal and wake ``wait``. Safe in a signal handler."""
-        if number == signal.SIGUSR1:
+        """Note a signal and wake ``wait``. Safe in a signal handler.
+
+        Of an allocation with several nodes this agent is a task. Slurm sends tasks SIGTERM also at the beginning of a
+        preemption's grace time, when the batch step hears nothing: alone it is a warning. The end comes through the
+        batch step.
+        """
+        if number == signal.SIGUSR1 or (number == signal.SIGTERM and self._grant.node_count > 1):
             self._warned = True
         else:
             self._terminated = True
@@ -73,8 +81,11 @@ class Look:
             self._look_at_session(now)
         if self._warned:
             window = decide.window_after_signal(self._settings.drain_window_seconds)
-            self._drain_deadline = decide.earlier(self._drain_deadline, now + window)
+            self._drain(now + window, "Slurm warns that it ends soon (walltime or preemption)")
             self._warned = False
+        if self._terminated and not self._told_to_end:
+            self._told_to_end = True
+            self._drain(now + decide.TERM_DRAIN_SECONDS, "Slurm ends it (preempted or cancelled)")
         run = memory.run
         own = None
         if run is not None and self._cluster is not None:
@@ -84,12 +95,14 @@ class Look:
             now=now,
             leads=self._leads,
             published=self._published,
+            with_head=self._with_head,
             stands_by=self._stands_by,
             cluster=self._cluster,
             own=own,
             terminated=self._terminated,
             closing=self._closing,
             drain_deadline=self._drain_deadline,
+            drain_reason=self._drain_reason,
             lease_age_seconds=self._lease_age,
             session_gone_seconds=0.0 if missing is None else now - missing,
             ray_version=self._ray_version,
@@ -106,7 +119,8 @@ class Look:
         if document is not None:
             job_id, token = self._grant.slurm_job_id, self._settings.token
             lead, claimed = leader(document.content), is_claimed(document.content, job_id)
-            self._published = lead is not None and lead.is_allocation(job_id, token) and self._grant.node_index == 0
+            leads = lead is not None and lead.is_allocation(job_id, token)
+            self._published, self._with_head = leads and self._grant.node_index == 0, leads or claimed
             self._stands_by = stands_by(document.content, job_id, token)
             if claimed and self._grant.node_index == 0:
                 # It brings up a head of its own, whoever else still leads.
@@ -123,13 +137,19 @@ class Look:
         if exists(drain):
             found = read_document(drain)
             window = drain_seconds(None if found is None else found.content, self._settings.drain_window_seconds)
-            self._drain_deadline = decide.earlier(self._drain_deadline, now + window)
+            self._drain(now + window, "released")
         if self._grant.node_count > 1:
             for number in (signal.SIGUSR1, signal.SIGTERM):
                 if number not in self._passed_on and exists(signal_file(self._session, token, number)):
                     self._passed_on.add(number)
                     self._warned = self._warned or number == signal.SIGUSR1
                     self._terminated = self._terminated or number == signal.SIGTERM
+
+    def _drain(self, deadline: float, reason: str) -> None:
+        """Drain until then, or until the deadline that is set already if that is earlier."""
+        self._drain_deadline = decide.earlier(self._drain_deadline, deadline)
+        if self._drain_deadline == deadline:
+            self._drain_reason = reason
 
     def _read_cluster(self, lead: Leader | None) -> Cluster | None:
         if lead is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import shutil
 import signal
 import socket
@@ -21,6 +20,7 @@ from .look import Look, read_host
 from .payloads import Payloads
 from .raychild import RayChild
 from .records import Settings
+from .steps import Listener
 
 TICK_SECONDS = 0.25
 REPORT_SECONDS = 2.0
@@ -73,6 +73,7 @@ class NodeAgent:
         self._limits = decide.Limits(settings.rejoin_timeout_seconds, settings.orphan_timeout_seconds)
         self._memory = decide.Memory(started_at=time.monotonic())
         self._ray: RayChild | None = None
+        self._listener: Listener | None = None
         self._private = ""
         self._starts = 0
         self._beat = 0
@@ -85,7 +86,7 @@ class NodeAgent:
     def run(self) -> int:
         """Until it is time to leave; returns the exit status. Nothing that was started here is left afterwards."""
         self._session.create_folders()
-        raise_open_files_limit()
+        processes.raise_open_files_limit()
         processes.become_subreaper()
         self._private = raystart.make_private_directory(self._environ, self._grant.slurm_job_id)
         say(f"node {self._grant.node} of job {self._grant.slurm_job_id}: {self._grant}")
@@ -124,6 +125,8 @@ class NodeAgent:
 
     def _update_run(self) -> None:
         """Bring what is remembered of our Ray processes up to date."""
+        if self._listener is not None and self._listener.heard():
+            self._look.receive(signal.SIGUSR1)
         if self._ray is None or self._memory.run is None:
             return
         self._ray.tend()
@@ -143,6 +146,7 @@ class NodeAgent:
         if run is not None and run.joined_at is None and seen.own is not None and seen.own.state == "ALIVE":
             run = replace(run, joined_at=seen.now)
             say(f"Ray node {seen.own.ray_node_id} joined {seen.now - run.started_at:.1f} s after its start")
+            self._listen(run)
         if run is not None and run.joined_at is not None and seen.now - run.joined_at > decide.SETTLED_SECONDS:
             failures = 0
         if run is not None or decide.usable_head(seen) is not None:
@@ -150,6 +154,12 @@ class NodeAgent:
         elif since is None:
             since = seen.now
         self._memory = replace(self._memory, run=run, failures=failures, headless_since=since)
+
+    def _listen(self, run: decide.RayRun) -> None:
+        """From now on there can be work that a warning helps to finish."""
+        needed = run.role == decide.WORKER and Listener.is_needed(self._environ, self._grant.node_count)
+        if self._listener is None and needed:
+            self._listener = Listener(self._private, self._environ, say)
 
     def _act(self, action: decide.Action, seen: decide.Seen) -> None:
         state, message = "starting", None
@@ -164,7 +174,8 @@ class NodeAgent:
             say(action.reason)
             self._end_ray(action.reason, failed=action.failed)
         elif isinstance(action, decide.AskDrain) and self._ray is not None and self._memory.run is not None:
-            state = "draining"
+            state, message = "draining", seen.drain_reason
+            say(f"asking Ray to drain this node within {action.remaining_seconds:.0f} s: {message}")
             self._ray.ask_drain(action.address, action.remaining_seconds)
             self._memory = replace(self._memory, run=replace(self._memory.run, drain_asked_at=seen.now))
         self._look.interval_seconds = CALM_LOOK_SECONDS if state == "joined" else BUSY_LOOK_SECONDS
@@ -177,7 +188,8 @@ class NodeAgent:
         if seen.now - self._reaped_at > REAP_SECONDS:
             self._reaped_at = seen.now
             ray = [] if self._ray is None else self._ray.child_pids()
-            processes.reap_orphans([*ray, *self._payloads.child_pids()])
+            listener = [] if self._listener is None else self._listener.child_pids()
+            processes.reap_orphans([*ray, *listener, *self._payloads.child_pids()])
         if run is None or run.role != decide.HEAD or run.joined_at is None or run.address is None:
             return
         due = seen.now - self._accepted_at >= ACCEPT_SECONDS
@@ -267,6 +279,8 @@ class NodeAgent:
             self._close_session()
         self._payloads.end_all(leave.reason, PAYLOAD_GRACE_SECONDS)
         self._end_ray(leave.reason, failed=False)
+        if self._listener is not None:
+            self._listener.end()
         left = processes.end_everything()
         if left:
             say(f"processes that could not be ended: {left}")
@@ -319,14 +333,6 @@ class NodeAgent:
             if not self._write_failed:
                 say(f"cannot write {self._report_file}: {error}")
             self._write_failed = True
-
-
-def raise_open_files_limit() -> None:
-    """Ray opens many files; the hard limit is the site's word."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def run_node(session: Session, settings: Settings) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -38,6 +39,14 @@ class Process:
 def become_subreaper() -> None:
     """Let orphaned descendants become children of this process. Without it (not Linux) they could get away."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def raise_open_files_limit() -> None:
+    """Ray opens many files; the hard limit is the site's word."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def start(

@@ -15,9 +15,7 @@ from dagster_slurm_tests.cluster import SlurmBox
 from dagster_slurm_tests.cluster.bringup import give_to_job_user
 from dagster_slurm_tests.sessions import Kill, Observer, Place, until
 
-pytestmark = pytest.mark.fault("F21")
-
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.fault("F21"), pytest.mark.integration]
 
 
 class Heads:
@@ -94,7 +92,14 @@ def test_F21_processes_that_elect_at_once_make_one_head(place: Place, observer: 
     observer.check()
 
 
-@pytest.mark.parametrize("checkpoint", ["locked", "ledger-in-place", "effects-done"])
+#: Steps of a commit, those that the subset leaves out marked.
+STEPS = [
+    *("locked", "ledger-in-place", "effects-done"),
+    *(pytest.param(step, marks=pytest.mark.slow) for step in ("prepared", "checked", "before-ledger")),
+]
+
+
+@pytest.mark.parametrize("checkpoint", STEPS)
 def test_F21_a_promotion_whose_script_is_killed_is_gone_on_with(
     place: Place, observer: Observer, heads: Heads, kill: Kill, checkpoint: str
 ) -> None:
@@ -114,6 +119,28 @@ def test_F21_a_promotion_whose_script_is_killed_is_gone_on_with(
     until(lambda: former not in observer.queue(), "the former head cancelled")
     assert observer.queue() == {successor: "RUNNING"}
     assert observer.ledger()["successor"] is None
+    observer.check()
+
+
+@pytest.mark.parametrize("checkpoint", [*STEPS, "before-drain"])
+def test_F21_a_head_that_dies_at_a_step_of_a_release_is_not_followed_by_the_released_worker(
+    place: Place, observer: Observer, heads: Heads, kill: Kill, checkpoint: str
+) -> None:
+    workers = begin(place, observer)
+    # The one that an election would choose, were it not released: equal walltimes, the lowest job id.
+    chosen = workers[0]
+    with pytest.raises(RemoteError):
+        place.open(faults=kill.with_client_at(checkpoint)).reconcile_workers(
+            WorkerIntent("w", 2), release=[chosen], max_submissions=0
+        )
+    assert kill.happened
+    heads.die()
+    released = [r["slurm_job_id"] for r in observer.ledger()["workers"] if r["drain_deadline"] is not None]
+    assert released == ([] if checkpoint in ("prepared", "locked", "checked", "before-ledger") else [chosen])
+    result = place.open().ensure_head()
+    assert result.claimed in set(workers) - set(released)
+    assert heads.come_up() == result.claimed
+    assert place.open().ensure_head().head_job_id == result.claimed
     observer.check()
 
 

@@ -1,9 +1,9 @@
-"""Nodes that fail or are set down, slurmd killed under a job, requeues and preemption: nobody is replaced too early."""
+"""Nodes that fail or are set down, slurmd killed under a job, requeues: nobody is replaced too early."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import attrs
 import pytest
@@ -12,10 +12,17 @@ from dagster_slurm.allocations.config import SlurmWorkerAllocationConfig
 from dagster_slurm.allocations.intent import WorkerIntent
 from dagster_slurm.allocations.snapshot import AllocationSnapshot
 from dagster_slurm.session.session import AllocationSession
-from dagster_slurm_tests.cluster import NodeGroup, SlurmBox
-from dagster_slurm_tests.sessions import SMALL, Observer, Place, make_place, until
+from dagster_slurm_tests.cluster import SlurmBox
+from dagster_slurm_tests.sessions import SMALL, Observer, Place, until
 
 pytestmark = pytest.mark.integration
+
+
+def times(count: int) -> pytest.MarkDecorator:
+    """Once in the subset, that many times in the full set."""
+    more = [pytest.param(n, marks=pytest.mark.slow) for n in range(1, count)]
+    return pytest.mark.parametrize("repeat", [0, *more])
+
 
 UP = ("idle", "mix", "mixed", "alloc", "allocated")
 
@@ -50,9 +57,10 @@ def one_on(node: str, session: AllocationSession) -> str:
     return str(job)
 
 
+@times(10)
 @pytest.mark.fault("F15")
 def test_a_worker_whose_node_fails_is_replaced_by_the_next_call_and_by_nobody_else(
-    box: SlurmBox, place: Place, observer: Observer, node: str
+    box: SlurmBox, place: Place, observer: Observer, node: str, repeat: int
 ) -> None:
     session = place.create()
     lost = one_on(node, session)
@@ -67,9 +75,10 @@ def test_a_worker_whose_node_fails_is_replaced_by_the_next_call_and_by_nobody_el
     observer.check()
 
 
+@times(10)
 @pytest.mark.fault("F15")
 def test_a_worker_whose_slurmd_is_killed_runs_on_and_is_not_replaced(
-    box: SlurmBox, place: Place, observer: Observer, node: str
+    box: SlurmBox, place: Place, observer: Observer, node: str, repeat: int
 ) -> None:
     session = place.create()
     job = one_on(node, session)
@@ -85,9 +94,10 @@ def test_a_worker_whose_slurmd_is_killed_runs_on_and_is_not_replaced(
     assert observer.accepted() == []
 
 
+@times(10)
 @pytest.mark.fault("F15", "F21")
 def test_a_head_whose_node_fails_is_followed_by_the_running_worker(
-    box: SlurmBox, place: Place, observer: Observer, node: str
+    box: SlurmBox, place: Place, observer: Observer, node: str, repeat: int
 ) -> None:
     session = place.create(head=attrs.evolve(SMALL, nodelist=node))
     away = SlurmWorkerAllocationConfig(exclude=node)
@@ -100,30 +110,36 @@ def test_a_head_whose_node_fails_is_followed_by_the_running_worker(
         assert (result.standing, result.claimed, result.submitted) == ("claimed", worker, ())
 
 
+@times(9)
 @pytest.mark.fault("F16")
+@pytest.mark.parametrize("by", ["an admin", "its failed node"])
 def test_a_released_worker_that_is_requeued_keeps_its_deadline_and_does_not_run_again(
-    box: SlurmBox, place: Place, observer: Observer
+    box: SlurmBox, place: Place, observer: Observer, node: str, by: str, repeat: int
 ) -> None:
     session = attrs.evolve(place, limits={"setup": "export STUB_IGNORES_DRAIN=1"}).create()
-    (job,) = session.reconcile_workers(WorkerIntent("w", 1)).submitted
-    until(lambda: seen(session, job).state == "RUNNING", "the worker runs")
+    job = one_on(node, session)
     assert session.reconcile_workers(WorkerIntent("w", 0, drain_timeout=600)).released == (job,)
     deadline = seen(session, job).drain_deadline
     assert deadline is not None
     box.run(["scontrol", "update", f"JobId={job}", "Requeue=1"])
-    box.run(["scontrol", "requeue", job])
-    until(lambda: seen(session, job).state == "PENDING", "requeued")
-    assert seen(session, job).drain_deadline == deadline
-    result = session.reconcile_workers(WorkerIntent("w", 1))
-    assert len(result.submitted) == 1, "it does not count, so another one does"
-    assert job not in result.live
+    with ExitStack() as stack:
+        if by == "an admin":
+            box.run(["scontrol", "requeue", job])
+        else:
+            stack.enter_context(set_down(box, node))
+        until(lambda: seen(session, job).state == "PENDING", "requeued")
+        assert seen(session, job).drain_deadline == deadline
+        result = session.reconcile_workers(WorkerIntent("w", 1))
+        assert len(result.submitted) == 1, "it does not count, so another one does"
+        assert job not in result.live
     until(lambda: seen(session, job).state == "CANCELLED", "it does not come back")
     assert seen(session, job).drain_deadline == deadline
     observer.check()
 
 
+@times(5)
 @pytest.mark.fault("F16", "F21")
-def test_a_head_that_is_requeued_is_waited_for(box: SlurmBox, place: Place, observer: Observer) -> None:
+def test_a_head_that_is_requeued_is_waited_for(box: SlurmBox, place: Place, observer: Observer, repeat: int) -> None:
     session = place.create_running()
     session.reconcile_workers(WorkerIntent("w", 1))
     until(lambda: list(observer.queue().values()) == ["RUNNING"] * 2, "head and worker run")
@@ -133,31 +149,3 @@ def test_a_head_that_is_requeued_is_waited_for(box: SlurmBox, place: Place, obse
     until(lambda: session.inspect().head.state == "PENDING", "requeued")
     result = session.ensure_head()
     assert (result.standing, result.head_job_id, result.claimed) == ("queued", head, None)
-
-
-PREEMPTION = (
-    "PreemptType=preempt/partition_prio",
-    "PreemptMode=CANCEL",
-    "PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=CANCEL GraceTime=2 MaxTime=1:00:00 State=UP",
-    "PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF MaxTime=1:00:00 State=UP",
-)
-
-
-# Needs a box of its own, and waits for Slurm's grace time.
-@pytest.mark.slow
-@pytest.mark.fault("F17")
-def test_a_preempted_worker_is_no_failure_and_is_replaced_by_the_next_call() -> None:
-    group = NodeGroup("cpu", count=1, cpus=2, default=True)
-    with SlurmBox.start(groups=(group,), extra_slurm_conf=PREEMPTION) as box:
-        place = make_place(box, box.fresh_base("preemption"))
-        session = place.create()
-        observer = Observer(box, place)
-        shape = SlurmWorkerAllocationConfig(partition="low", cpus_per_task=2)
-        (job,) = session.reconcile_workers(WorkerIntent("w", 1, shape)).submitted
-        until(lambda: seen(session, job).state == "RUNNING", "the worker runs")
-        observer.mark()
-        box.as_user(["sbatch", "--partition=high", "--cpus-per-task=2", "--output=/dev/null", "--wrap=sleep 60"])
-        until(lambda: seen(session, job).state == "PREEMPTED", "preempted", 60)
-        assert observer.accepted() == [], "a look submits nothing"
-        assert len(session.reconcile_workers(WorkerIntent("w", 1, shape)).submitted) == 1
-        assert session.end().complete

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from dagster_slurm.agent.batch import node_agent, node_count, srun_command, srun_environment, wait_for_nodes
+from dagster_slurm.agent.batch import node_agent, node_count, wait_for_nodes
 from dagster_slurm.agent.commands import main
 from dagster_slurm.agent.files import Session
 from dagster_slurm.agent.look import signal_file
 from dagster_slurm.agent.records import Settings
+from dagster_slurm.agent.steps import srun_command, srun_environment
 
 AGENT = Path(__file__).parents[3] / "dagster_slurm" / "agent"
 

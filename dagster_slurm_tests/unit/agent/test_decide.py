@@ -14,6 +14,7 @@ from dagster_slurm.agent.decide import (
     SESSION_GONE_SECONDS,
     START_FAILURES_ALLOWED,
     START_TIMEOUT_SECONDS,
+    TERM_DRAIN_SECONDS,
     WORKER,
     AskDrain,
     EndRay,
@@ -170,7 +171,14 @@ def test_another_version_of_ray_ends_the_node_with_both_versions() -> None:
 
 @pytest.mark.parametrize("run", [None, running(), running(HEAD)])
 @pytest.mark.parametrize(
-    "fact", [{"terminated": True}, {"closing": True}, {"session_gone_seconds": SESSION_GONE_SECONDS + 1}]
+    "fact",
+    [
+        {"closing": True},
+        {"session_gone_seconds": SESSION_GONE_SECONDS + 1},
+        {"terminated": True, "closing": True},
+        {"terminated": True, "with_head": True},
+        {"terminated": True, "drain_deadline": NOW},
+    ],
 )
 def test_some_facts_end_every_node_at_once(run: RayRun | None, fact: dict[str, Any]) -> None:
     action = next_action(memory(run), seen(**fact), LIMITS)
@@ -279,6 +287,21 @@ def test_a_head_that_was_replaced_and_released_ends_its_ray_then_leaves() -> Non
 
 def test_a_drain_that_comes_before_the_start_starts_nothing() -> None:
     assert isinstance(next_action(memory(), seen(leads=True, **DRAIN), LIMITS), Leave)
+
+
+def test_a_worker_that_slurm_ends_drains_first() -> None:
+    told = seen(own=OWN, terminated=True, drain_reason="preempted", drain_deadline=NOW + TERM_DRAIN_SECONDS)
+    assert next_action(memory(running()), told, LIMITS) == AskDrain(CLUSTER.address, TERM_DRAIN_SECONDS)
+    draining = replace(told, own=replace(OWN, state="DRAINING"))
+    assert next_action(memory(running(drain_asked_at=NOW)), draining, LIMITS) == Wait("draining", "preempted")
+
+
+@pytest.mark.parametrize("run", [None, running(HEAD), running(joined_at=None), running(alive=False)])
+def test_one_without_work_of_its_own_leaves_at_once_when_slurm_ends_it(run: RayRun | None) -> None:
+    told = seen(terminated=True, drain_deadline=NOW + TERM_DRAIN_SECONDS)
+    action = next_action(memory(run), told, LIMITS)
+    assert isinstance(action, Leave)
+    assert "SIGTERM" in action.reason
 
 
 def test_a_deadline_never_moves_to_a_later_time() -> None:

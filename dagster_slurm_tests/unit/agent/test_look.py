@@ -89,6 +89,7 @@ def test_O_13_only_the_first_node_of_the_heads_allocation_is_the_head(
     directory = Directory(tmp_path, node_index=node_index, node_count=2)
     directory.write("allocation.json", {"head": {"slurm_job_id": "2", "token": "t2"}})
     assert directory.look().leads is leads
+    assert directory.look().with_head
 
 
 def test_one_that_an_election_claimed_leads_and_is_not_published(directory: Directory) -> None:
@@ -97,6 +98,7 @@ def test_one_that_an_election_claimed_leads_and_is_not_published(directory: Dire
     directory.write("cluster/1.json", {"head_job_id": "1", "address": "10.0.0.1:1"})
     seen = directory.look()
     assert (seen.leads, seen.published, seen.cluster) == (True, False, None)
+    assert seen.with_head
     directory.write("cluster/2.json", {"head_job_id": "2", "token": "t2", "address": "10.0.0.2:1"})
     seen = directory.look()
     assert seen.cluster is not None
@@ -106,6 +108,7 @@ def test_one_that_an_election_claimed_leads_and_is_not_published(directory: Dire
     assert (seen.leads, seen.published) == (True, True)
     directory.write("allocation.json", {"head": {"slurm_job_id": "1", "token": "t1"}, "election": None})
     seen = directory.look()
+    assert not seen.with_head
     assert (seen.leads, seen.published) == (False, False), "who lost an election stops"
 
 
@@ -162,8 +165,23 @@ def test_signals_are_seen_at_once(directory: Directory) -> None:
     directory.looking.wait(30)
     assert directory.look(now=100.0).drain_deadline == 210.0
     assert directory.look(now=150.0).drain_deadline == 210.0
+    assert not directory.look(now=150.0).terminated
     directory.looking.receive(signal.SIGTERM)
-    assert directory.look().terminated
+    told = directory.look(now=160.0)
+    assert (told.terminated, told.drain_deadline) == (True, 160.0 + decide.TERM_DRAIN_SECONDS)
+    assert told.drain_reason == "Slurm ends it (preempted or cancelled)"
+    directory.looking.receive(signal.SIGTERM)
+    assert directory.look(now=170.0).drain_deadline == told.drain_deadline
+
+
+def test_a_task_of_several_nodes_takes_SIGTERM_alone_for_a_warning(tmp_path: Path) -> None:
+    directory = Directory(tmp_path, node_count=2)
+    directory.looking.receive(signal.SIGTERM)
+    warned = directory.look(now=100.0)
+    assert (warned.terminated, warned.drain_deadline) == (False, 210.0)
+    create_exclusively(signal_file(directory.session, "t2", signal.SIGTERM), "")
+    told = directory.look(now=110.0)
+    assert (told.terminated, told.drain_deadline) == (True, 110.0 + decide.TERM_DRAIN_SECONDS)
 
 
 def test_signals_passed_on_by_the_batch_step_count_once_and_only_with_several_nodes(tmp_path: Path) -> None:
